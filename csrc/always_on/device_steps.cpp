@@ -44,7 +44,8 @@ void DeviceSteps::take(const Record& record, std::vector<Record>& out) {
       made.kind = Kind::kWait;
       break;
     case Kind::kDevicePhase:
-      // A script may read its batches on a stream of their own.
+      // A script may read its batches on a separate stream, so a data phase
+      // does not tell which stream computes.
       isComputing(record, record.aux != uint32_t(Phase::kData));
       made.kind = Kind::kPhase;
       break;

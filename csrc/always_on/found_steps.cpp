@@ -69,7 +69,9 @@ void FoundSteps::takeMark(const Record& mark) {
   }
 }
 
-// Forgets the steps whose ends were found by a weaker rule than this one.
+// Takes a mark that ends a step. Forgets the earlier steps if their ends were
+// found by a weaker rule: the end of a backward pass is weaker than any mark,
+// and a mark found at an update is weaker than a declared one.
 void FoundSteps::takeEnd(const Record& mark) {
   if (!marks_end_steps_) {
     marks_end_steps_ = true;
@@ -81,7 +83,8 @@ void FoundSteps::takeEnd(const Record& mark) {
   } else if (mark.seq == kStepDeclared && found_ != kStepDeclared) {
     marked_.forgetSteps();
     ledger_.forgetSteps();
-    // After begin_ came only marks that were found at updates.
+    // begin_ is the last mark that only begins a step. All marks since then
+    // were found at updates, so the first declared step begins at begin_.
     marked_.take(begin_);
   }
   found_ = mark.seq;
@@ -91,7 +94,7 @@ void FoundSteps::takeBackward(const Record& phase) {
   if (!communicated(phase)) {
     return;
   }
-  // No mark has set it if always-on mode began inside the loop.
+  // If always-on mode began inside the loop, no mark has set thread_ yet.
   thread_ = phase.thread;
   if (++backwards_ < kSurelyUnmarked) {
     return;

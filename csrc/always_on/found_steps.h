@@ -1,9 +1,10 @@
 // Finds the steps of one rank, also in a loop that marks none: until a mark has
 // ended a step, each backward pass that communicated ends a step. Once the
 // script declares the end of a step, marks found at updates end no steps. The
-// rule is the same as in commprof/trace/found_steps.py. That module knows the
-// whole trace. Here a loop counts as unmarked only after kSurelyUnmarked such
-// passes, and steps that were counted under another rule are discarded.
+// rule is the same as in commprof/trace/found_steps.py, which knows the whole
+// trace. Here a loop counts as unmarked only after kSurelyUnmarked backward
+// passes that communicated, and a stronger rule discards the steps that a
+// weaker one has counted.
 #pragma once
 
 #include <cstdint>

@@ -109,7 +109,7 @@ bool WaitLedger::bucketEnds(
   for (const uint64_t op_id : task.op_ids) {
     const Entry* entry = find(op_id);
     if (entry == nullptr || entry->end_ns == 0) {
-      // Null means that a later operation took its place.
+      // Null means that a later operation took this operation's place.
       complete = complete && entry == nullptr;
       continue;
     }

@@ -47,8 +47,8 @@ class WaitLedger {
   void takeIssue(const Record& record, uint32_t operation);
   void takeReady(const Record& record);
   void takeEnd(const Record& record);
-  // Takes the end of a wait. For gloo's messages no other end is known; for its
-  // reduce-scatters neither, if the wait blocked.
+  // Takes the end of a wait. It is the only known end of gloo's messages, and
+  // of gloo's reduce-scatters if the wait blocked.
   void takeWait(const Record& record);
   void takeStep(StepWaits&& step);
   // Discards the steps taken so far, and all that was counted for them.

@@ -75,12 +75,13 @@ struct ClockLine {
 // Thread-safe.
 class ClockTrack {
  public:
-  // Number of comparisons, the latest ones, that determine the drift; in a long
-  // run they span 80 s.
+  // Number of latest comparisons that determine the drift; in a long run they
+  // span 80 s.
   static constexpr size_t kKept = 8;
-  // Bounds of the drift if comparisons give none (the kernel corrects a clock
-  // by at most MAXFREQ of adjtimex(2), 500 ppm), and of a change of the drift
-  // between comparisons, for example with a crystal's temperature.
+  // kMostDrift: bound of the drift while comparisons do not tell it; the kernel
+  // corrects a clock by at most 500 ppm (MAXFREQ of adjtimex(2)).
+  // kUnseenWander: bound of the change of the drift between comparisons, for
+  // example with a crystal's temperature.
   static constexpr double kMostDrift = 500e-6;
   static constexpr double kUnseenWander = 1e-6;
 

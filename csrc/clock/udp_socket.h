@@ -10,8 +10,8 @@ namespace commprof {
 
 class UdpSocket {
  public:
-  // `address` is numeric, IPv4 or IPv6. Both throw std::system_error, or
-  // std::invalid_argument for an invalid address.
+  // `address` is numeric, IPv4 or IPv6. bound() and connected() throw
+  // std::system_error, or std::invalid_argument for an invalid address.
   static UdpSocket bound(const std::string& address); // to any free port
   static UdpSocket connected(const std::string& address, uint16_t port);
 

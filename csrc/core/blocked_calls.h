@@ -7,12 +7,13 @@
 // exceeds its CPU time, and it has given up its core by itself. A thread whose
 // core was taken from it has not.
 //
-// Both readings are system calls, about 2 us on a virtual machine. So both are
-// read only where a call may block: in a thread's first calls, after a long
-// call, or if the caller expects the call to block. A long call without these
-// readings is not counted, since the thread may have worked. Whether a call was
-// short, as nearly all are, is found with a counter of the core, which takes a
-// third of the time of reading a clock.
+// Reading the CPU time and how often the thread has given up its core takes two
+// system calls, about 2 us on a virtual machine. So they are read only where a
+// call may block: in a thread's first calls, after a long call, or if the
+// caller expects the call to block. A long call before which they were not read
+// is not counted, since the thread may have worked. Whether a call was short,
+// as nearly all are, is found with a counter of the core, which takes a third
+// of the time of reading a clock.
 #pragma once
 
 #include <cstdint>

@@ -103,7 +103,8 @@ void recordHostCounts(
   }
   if (major > 0) {
     const uint64_t stall_ns = memoryStallNs();
-    // The last reading of the stalls may be older than this interval.
+    // The stalls are read only if the thread has read pages from disk, so their
+    // last reading may lie before the begin of this interval.
     const uint64_t most_ns = now.at_ns - last.at_ns;
     record.*field::kHostCountsMemoryStallNs =
         std::min(more(stall_ns, last.stall_ns), most_ns);

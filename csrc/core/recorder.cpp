@@ -223,9 +223,9 @@ void Recorder::drainLocked() noexcept {
   publishLocked();
 }
 
-// Call it before takeRequestsLocked(): a group is added before its first record
-// is pushed. So the groups that takeRequestsLocked() then takes include those
-// of every record up to these marks.
+// Notes up to which record this drain reads each ring. Call it before
+// takeRequestsLocked(): a group is added before its first record is pushed, so
+// takeRequestsLocked() then takes the group of every record up to these marks.
 void Recorder::markRingsLocked() {
   marks_.clear();
   for (Ring* ring : pool_.rings()) {
@@ -392,8 +392,8 @@ void Recorder::forgetDrain() noexcept {
   renew(drain_mutex_);
 }
 
-// The child has one thread and shares the parent's open files, and releases
-// them all.
+// The child has only the forking thread. It releases everything that it shares
+// with the parent, such as open files.
 void Recorder::afterForkChild() {
   Recorder& self = instance();
   t_thread_id = 0; // the child's thread has another id

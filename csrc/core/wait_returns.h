@@ -23,8 +23,8 @@ class WaitReturns {
 
   // Records a return; only the first one for an operation counts.
   void note(uint64_t op_id, uint64_t returned_ns) noexcept;
-  // Returns `seen_ns`, or when a wait for the operation returned if that was
-  // earlier.
+  // Returns `seen_ns`, or the time at which a wait for the operation returned,
+  // whichever is earlier.
   uint64_t completionNs(uint64_t op_id, uint64_t seen_ns) const noexcept;
 
  private:

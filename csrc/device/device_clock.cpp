@@ -67,7 +67,8 @@ HostTime DeviceClock::toHost(int64_t device_ns) const {
 
 namespace {
 
-// The host sees that an event on an idle stream is done some 10 us later.
+// If an event is recorded on an idle stream, the host sees some 10 us later
+// that the event is done.
 constexpr uint64_t kLongestAskNs = 50'000;
 constexpr uint64_t kNarrowNs = 2 * kLongestAskNs;
 constexpr int kAsks = 3; // the quickest answer counts

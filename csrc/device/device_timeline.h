@@ -41,8 +41,8 @@ class DeviceTimeline {
     bool is_current = false; // the device is the calling thread's current one
   };
   // Puts a mark at the present end of the stream, for moment(), stretch() or
-  // forget(). Returns kNoMark, which they ignore, if there is no room, the
-  // device failed, or the stream is being captured into a graph.
+  // forget(). Returns kNoMark, which these functions ignore, if there is no
+  // room, the device failed, or the stream is being captured into a graph.
   Mark mark(int64_t stream, Known known) noexcept;
   Mark mark(int64_t stream) noexcept {
     return mark(stream, Known());
@@ -50,9 +50,10 @@ class DeviceTimeline {
   Mark mark() noexcept; // puts a mark on the thread's current stream
   // Makes poll() write the record with the mark's time as `timestamp_ns`.
   void moment(const Record& record, Mark at) noexcept;
-  // Like moment() for `begin`, with the time of `end` as `value`, its stream as
-  // bytes_out and the device as seq. `ends`: an operation began and ended with
-  // the stretch; records of its begin and end are written too.
+  // Like moment() with the mark `begin`. The record also gets the time of `end`
+  // as `value`, the stream of `end` as bytes_out and the device as seq. `ends`:
+  // an operation began and ended with the stretch; records of the operation's
+  // begin and end are written too.
   void stretch(
       const Record& record,
       Mark begin,

@@ -10,14 +10,14 @@ namespace commprof::inspector {
 
 namespace {
 
-// If this many messages follow a lost one and no repeated sequence is found,
-// there is none.
+// If more than this many messages follow a lost one and no sequence is found
+// that they repeat, the order counts as unknown.
 constexpr size_t kMostAhead = 4096;
-// Messages complete in another order than they are numbered. A missing number
-// may still come while fewer later messages than this were written, and fewer
-// than one turn of the sequence.
+// Messages do not complete in the order of their numbers. A missing number
+// counts as lost once the highest recorded number exceeds it by at least this
+// much, and by at least one turn of the sequence.
 constexpr size_t kMayBeLate = 32;
-// Number of messages kept for finding the sequence, at least.
+// At least this many of the latest messages are kept for finding the sequence.
 constexpr size_t kMostLatest = 1024;
 // Number of messages that wait for the records of one peer, at most.
 constexpr size_t kMostWaiting = size_t(1) << 16;
@@ -178,9 +178,10 @@ struct Taken {
 // Index of each member, by rank.
 using Places = std::unordered_map<int64_t, uint32_t>;
 
-// Drops messages of, or with, members whose order is not known; messages with
-// ranks without a log; and the oldest ones of queues in which too many wait.
-// Returns how many records were dropped.
+// Drops messages that cannot be matched: those of or with a member whose order
+// is not known, and those with a rank that has no log. Also drops the oldest
+// messages of a queue in which more than kMostWaiting wait. Returns how many
+// records were dropped.
 uint64_t dropUnmatched(
     std::span<Communicator* const> members,
     const Places& places) {

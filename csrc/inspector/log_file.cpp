@@ -18,7 +18,7 @@ constexpr uint8_t kMostKinds = 64;
 // Number of calls of a communicator whose order is kept, at most.
 constexpr size_t kMostOrdered = size_t(1) << 16;
 constexpr size_t kMostAlgorithms = 4096;
-// In microseconds: ten days. A longer time is damage.
+// In microseconds: 11.6 days. A longer time is damage.
 constexpr double kLongestUs = 1e12;
 // The plugin measures nanoseconds and cuts them off to whole microseconds
 // (calculateKernelGpuExecTimeUsecs in its inspector.cc), which takes half a

@@ -7,7 +7,8 @@ namespace commprof::inspector {
 
 namespace {
 
-// With fewer records, no line is fitted, and its slope is taken to be 1.
+// A line is fitted to at least this many records. With fewer records, a line of
+// slope 1 is used.
 constexpr double kFewestOfLine = 8;
 
 } // namespace

@@ -1,16 +1,16 @@
 // Estimates a rank's time and waiting in operations for which this rank's
 // record is lost, from the records of the other ranks.
 //
-// If a rank that recorded an operation did not wait in it, this rank came last.
-// The time of each other rank then mostly follows the median of the others'
-// times, because all wait alike for a late rank; this holds less for a root. So
-// a line is fitted to the rank's recorded times as a function of these medians.
-// The line gives the rank's lost times.
+// First case: one of the ranks that recorded an operation did not wait in it,
+// so that rank came last. All other ranks waited alike for it. So the time of a
+// rank mostly follows the median of the other ranks' times, less so for a root.
+// A line is fitted to the rank's recorded times as a function of these medians;
+// the line gives the rank's lost times.
 //
-// If all ranks that recorded an operation waited in it, a rank without a record
-// came last, and did not wait. If several ranks have no record, the chance of
-// each to be the last is its share of the waiting that these ranks caused in
-// other operations.
+// Second case: all ranks that recorded an operation waited in it, so a rank
+// without a record came last, and did not wait. If several ranks have no
+// record, the chance of each to be the last is its share of the waiting that
+// these ranks caused in other operations.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,8 @@ class LostRecords {
       double waitedAboveUs,
       uint32_t block);
 
-  // Returns how many records of a member add() was told are lost.
+  // Returns for how many operations add() was told that the member's record is
+  // lost.
   uint64_t lost(size_t member) const;
   uint64_t lostIn(size_t member, uint32_t block) const;
   // Returns the estimated time of a member's lost records, in µs.
@@ -48,8 +49,8 @@ class LostRecords {
   double waitUs(size_t member, uint32_t block) const;
 
  private:
-  // Sums over operations that a member recorded: x is the median of the others
-  // beyond the usual transfer, y the member's time beyond it.
+  // Sums over operations that a member recorded: x is the median of the other
+  // members' times, y the member's time, both minus the usual transfer.
   struct Recorded {
     double count = 0, x = 0, y = 0, xx = 0, xy = 0;
   };

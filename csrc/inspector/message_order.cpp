@@ -8,13 +8,14 @@ namespace commprof::inspector {
 namespace {
 
 constexpr size_t kLongestPeriod = 4096;
-// Records of each place of the sequence, at least.
+// Each place of the sequence must have at least this many records.
 constexpr uint32_t kFewestRecords = 3;
-// Messages lost before the first record are inferred from the sequence only if
-// they are at most this many turns of it: more may belong to the set-up, which
+// If more turns of the sequence than this are missing before the first record,
+// they are not inferred from the sequence: they may belong to the set-up, which
 // repeats nothing.
 constexpr size_t kMostBefore = 3;
-// Number of messages for each recorded message, at most.
+// The order is found only if there are at most this many times as many
+// messages, lost ones included, as recorded messages.
 constexpr size_t kMostLost = 4;
 
 // Returns the shortest sequence of messages that repeats; empty if there is

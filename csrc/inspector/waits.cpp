@@ -21,8 +21,9 @@ constexpr double kClearly = 1.25;
 constexpr double kClearlyUs = 5;
 constexpr size_t kEnoughCalls = 10;
 
-// If this part of the fully recorded transfers is shorter than a call's
-// shortest time, all ranks of the call waited.
+// A call is compared with the transfers of the calls that all ranks recorded.
+// If this part of these transfers is shorter than the call's shortest time, all
+// ranks that recorded the call waited.
 constexpr double kNearlyAll = 0.99;
 
 struct UsualTransfer {
@@ -32,8 +33,9 @@ struct UsualTransfer {
   // If the shortest time of a call is above this, all ranks that recorded the
   // call waited.
   double mostUs = 0;
-  // True if all ranks recorded enough calls: only such calls tell whether a
-  // long time is a long transfer or waiting for a rank without a record.
+  // True if enough calls were recorded by all ranks. Only such calls tell
+  // whether a long time is a long transfer or waiting for a rank without a
+  // record.
   bool isOfComplete = false;
 };
 
@@ -179,8 +181,8 @@ class Ledger {
     return total;
   }
 
-  // Returns usual transfers, for use in a second pass; empty if all calls are
-  // complete.
+  // Returns the usual transfers by size, for use in a second pass; empty if all
+  // ranks recorded all calls.
   Usual usualTransfers() const {
     Usual usual;
     for (const auto& [bytes, times] : incomplete_) {
@@ -388,13 +390,13 @@ class Blocks {
     return turns_ == 1;
   }
 
-  // How many numbers there are from the first to the last.
+  // Number of sequence numbers from the first to the last one recorded.
   uint64_t numbers() const {
     return numbers_;
   }
 
-  // Adds the numbers after `before` and below `key` to the calls of their
-  // blocks; both belong to the first turn.
+  // Counts each sequence number after `before` and below `key` as a call of its
+  // block. Call it only if isOneTurn().
   void addBetween(uint64_t before, uint64_t key, std::span<double> calls)
       const {
     const uint64_t begin = before + 1 - first_;
@@ -737,8 +739,9 @@ void estimateWholeOfMessages(
   }
 }
 
-// Adds the messages of all pairs; in the last pass, the usual transfers of all
-// are known. Sets `matched` to the number of their records.
+// Returns a ledger with the messages of all pairs. If the first pass finds
+// usual transfers, adds the messages again in a second pass that uses them.
+// Sets `matched` to the number of records of these messages.
 Ledger ledgerOf(
     size_t members,
     std::span<const MessagePair> pairs,

@@ -36,7 +36,8 @@ struct Entry {
 };
 
 struct CapturedEntry : Entry {
-  // `part` of the first operation; 0: never replayed.
+  // `part` of the first operation of each replay; 0: the call was never
+  // replayed.
   std::atomic<uint32_t> first_part{0};
   std::atomic<uint32_t> replays{0};
 

@@ -34,7 +34,8 @@ Registry& registry() {
   return *made;
 }
 
-// Storage for communicators; each is made in it when first needed.
+// Storage for communicators. Each communicator is constructed in its place when
+// it is first needed.
 constexpr int kMost = kMaxCommunicators + kQuarantine + 2;
 alignas(Communicator) std::byte g_storage[kMost][sizeof(Communicator)];
 std::atomic<int> g_made{0};

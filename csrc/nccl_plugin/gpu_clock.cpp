@@ -24,7 +24,8 @@ void GpuClock::add(uint64_t host_ns, uint64_t gpu_ns) noexcept {
   if (below > 0) {
     through_.difference_ns -= below;
   }
-  // Threads may report their times in another order.
+  // Threads may report times out of order. A time of an earlier bucket then
+  // counts in the newest one.
   if (bucket > newest_) {
     newest_ = bucket;
     next_ = (next_ + 1) % kBuckets;

@@ -20,9 +20,10 @@ enum class Tag : uint8_t {
   kUsers, // a handle of the user's plugin whose bits look like a tag
 };
 
-// Numbers of slots in use at a time, at most.
+// Largest numbers of slots in use at a time.
 inline constexpr uint32_t kCalls = 1 << 12;
-// In the whole life of the process.
+// A captured call keeps its slot: largest number in the whole life of the
+// process.
 inline constexpr uint32_t kCapturedCalls = 1 << 16;
 inline constexpr uint32_t kOperations = 1 << 14;
 inline constexpr uint32_t kMaxChannels = 128; // of one operation

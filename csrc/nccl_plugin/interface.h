@@ -66,7 +66,8 @@ constexpr bool isTold(uint64_t type, int mask, int version) {
       kCeSync,
       kCeBatch,
       kKernelPhase};
-  // The first event that the version does not have.
+  // For each version from 3 on: the bit of the first event that this version
+  // does not have.
   constexpr uint64_t kNewer[] = {
       kGroupApi, kGroupApi, kCeColl, kKernelPhase, 2 * kKernelPhase};
   const uint64_t newer = kNewer[version - 3];

@@ -45,8 +45,9 @@ struct OperationId {
 // Returns the operation of a handle, also after it has ended.
 OperationId idOf(Handle operation) noexcept;
 
-// Call these when a channel's kernel has begun or ended. `gpu_ns` is the GPU's
-// time of that; if it is 0, not known, the time of this call counts.
+// Call these when a channel's kernel has begun or ended. `gpu_ns`: when that
+// happened by the GPU's clock; 0 if this is not known, so that the time of the
+// call counts.
 Handle beginChannel(
     Handle operation,
     uint8_t channel,

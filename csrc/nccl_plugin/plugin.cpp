@@ -29,8 +29,8 @@ namespace commprof::nccl {
 
 namespace {
 
-// Events of operations, which depend on the version of the interface; then
-// events of the proxy.
+// The bits of the mask for events of operations, which depend on the version of
+// the interface, and for events of the proxy.
 constexpr uint64_t operationsOf(int version) {
   return kColl | kP2p | (version >= 5 ? kCollApi | kP2pApi : 0) |
       (version >= 6 ? kCeColl : 0);
@@ -394,8 +394,9 @@ Handle beginNewEvent(Communicator& communicator, const DescriptorV5& event) {
   }
 }
 
-// `communicator`: that of the event, unless the event belongs to another
-// process.
+// `communicator`: that of the event. An event of the proxy may belong to
+// another process (PXN): `communicator` is then not valid, so it is not read
+// for events of the proxy.
 template <class Descriptor>
 Handle beginEvent(Communicator* communicator, const Descriptor& event) {
   constexpr bool is_v3 = std::is_same_v<Descriptor, DescriptorV3>;

@@ -42,8 +42,8 @@ std::optional<int64_t> wholeNumber(std::string_view token) {
 }
 
 // Returns a whole number, with or without quotes; -1 for anything else. Returns
-// nullopt if only Python can tell, because digits outside of ASCII are digits
-// too.
+// nullopt if only Python can tell: it also accepts escapes and digits outside
+// of ASCII.
 std::optional<int64_t> identifier(std::string_view token) {
   if (!isString(token)) {
     const int64_t value = wholeNumber(token).value_or(-1);
@@ -254,8 +254,8 @@ EventScanner::Outcome EventScanner::scanEvent(
   return Outcome::kTaken;
 }
 
-// Adds the event's row, if the event has a row. Returns false if only Python
-// can tell.
+// Adds the event's row, if the event has a row. Returns false if the event must
+// be left to the reader in Python.
 bool EventScanner::addRow(const Tokens& tokens, std::string_view text) {
   if (!isString(tokens.phase)) {
     return true;

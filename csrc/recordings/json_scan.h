@@ -216,7 +216,8 @@ class JsonScan {
       while (end_ - at_ >= 8 && arePlain(at_)) {
         at_ += 8;
       }
-      // One of the next eight is special, or the text ends soon.
+      // One of the next eight characters may be special, or fewer than eight
+      // are left.
       const char* const until = end_ - at_ > 8 ? at_ + 8 : end_;
       while (at_ != until) {
         const char c = *at_;

@@ -135,8 +135,9 @@ class Run {
     }
   }
 
-  // Takes those issues of a condition whose times are as recorded; opens the
-  // condition if it needs no other issues.
+  // Begins with the issues of a condition that are not replayed: their times
+  // are as recorded. Counts the other issues as missing. Opens the condition if
+  // none is missing.
   void prepare(size_t number) {
     const auto& needed = calls_.needed;
     int64_t latest = 0;

@@ -23,7 +23,7 @@ struct Programs {
   std::span<const double> own;
   std::span<const double> extra;
   std::span<const double> begin; // [rank]: begin of its program
-  // Rows that follow the completion of the row `after` by `lag`.
+  // Row chained[k] is issued lag[k] after row after[k] has completed.
   std::span<const int64_t> chained;
   std::span<const int64_t> after;
   std::span<const double> lag;
@@ -39,7 +39,7 @@ struct Lists {
 struct Calls {
   Lists needed; // list k: the rows that must be issued ...
   Lists opens; // ... before these rows can begin
-  // The row that must be complete before; -1: none.
+  // [row]: the row that must be complete before this row begins; -1: none.
   std::span<const int64_t> before;
   std::span<const int64_t> issue;
   std::span<const int64_t> end; // as recorded

@@ -21,9 +21,10 @@ uint32_t lowBits(uint32_t place, int count) noexcept {
   return place & ((uint32_t(1) << count) - 1);
 }
 
-// True if `place` needs `other` in gloo's binomial tree: a place receives from
-// the place whose number lacks the highest bit of its own number, and waits for
-// the places to which it sends.
+// True if `place` needs `other` in gloo's binomial tree. The parent of a place
+// is the place whose number is the same without its highest set bit. A place
+// receives from its parent, so it needs every place above it. It also waits for
+// its children, to which it sends.
 bool needsInTree(uint32_t place, uint32_t other) noexcept {
   const bool is_above = lowBits(place, std::bit_width(other)) == other;
   const bool is_child =
@@ -95,7 +96,8 @@ Age ageOf(uint64_t cell, uint64_t round) noexcept {
                                                           : Age::kOlder;
 }
 
-// Shifting the difference to the top and back extends its sign.
+// Returns the time in a cell minus `near_ns`. Shifting the difference of the
+// lower kTimeBits bits to the top and back extends its sign.
 int64_t sinceNs(uint64_t cell, uint64_t near_ns) noexcept {
   return int64_t((cell - near_ns) << (64 - kTimeBits)) >> (64 - kTimeBits);
 }
@@ -108,9 +110,9 @@ uint64_t pairOf(uint32_t low, uint32_t high) noexcept {
 
 namespace board_memory {
 
-// The carrier sets `check` to 0, writes the words one after another, and sets
-// `check` again last. A reader that finds the same `check` before and after its
-// reading has words that belong together.
+// Two words that belong together. The carrier sets `check` to 0, writes the two
+// words, and then sets `check` to its new value. A reader that finds the same
+// `check` before and after it reads the words has two words of the same write.
 struct Checked {
   Word check;
   Word first;
@@ -234,8 +236,9 @@ struct ArrivalBoard::Header {
   Place places[kMaxGroups];
   ListedTable listed;
 
-  // Reserves `bytes` and returns their offset; kNoRoom if too few are left,
-  // which stay available to smaller groups.
+  // Reserves `bytes` and returns their offset. If too few bytes are left,
+  // returns kNoRoom and reserves nothing, so that smaller groups can use the
+  // rest.
   uint64_t take(uint64_t bytes) noexcept {
     const uint64_t whole = (bytes + 63) / 64 * 64;
     uint64_t begin = used_bytes.load();
@@ -547,8 +550,8 @@ ArrivalBoard::State ArrivalBoard::Group::last(
   const uint32_t slots = place_->slots();
   const uint32_t size = place_->size();
   const uint64_t round = place_->roundOf(seq);
-  // Read before the columns: then each rank of this host that the carrier knew
-  // has a column in the loop below.
+  // Read `lasts` before the columns. Then the loop below finds a column for
+  // each rank of this host whose arrival the carrier has taken into account.
   const auto* lasts = inMemory<Checked>(board_->header_, place_->lasts.load());
   uint64_t who = 0;
   uint64_t error_ns = 0;
@@ -611,7 +614,8 @@ ArrivalBoard::State ArrivalBoard::Group::last(
   return last.absent == 0 ? State::kKnown : State::kPartial;
 }
 
-// Looks at single ranks of other hosts; `found` is this host's last rank.
+// When called, `found` is the last rank of this host. Replaces it by a rank of
+// another host if this rank needs that rank and it came later.
 ArrivalBoard::State ArrivalBoard::Group::lastOfSome(
     uint32_t seq,
     const GroupLast& last,

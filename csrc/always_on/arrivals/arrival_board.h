@@ -22,8 +22,9 @@
 namespace commprof {
 
 // In an operation, a rank waits for all ranks of its group, or for fewer if the
-// operation has a root or is a message. The reasons and measurements are in
-// commprof/analysis/align/matching.py; a test compares its rules with these.
+// operation has a root or is a message. The rules are those of
+// commprof/analysis/align/matching.py, which states reasons and measurements; a
+// test compares them.
 
 // One operation as its rank issued it.
 struct Meaning {
@@ -154,10 +155,11 @@ class ArrivalBoard {
    public:
     Group() = default;
     void post(uint32_t seq, uint64_t issue_ns, Kind kind = Kind::kAll) noexcept;
-    // Among the ranks that this rank needs, finds the rank that issued
-    // collective `seq` last, before this rank was done with the collective;
-    // this rank itself if none issued it later. `near_ns` is a time at which
-    // any rank issued it, because cells keep times modulo 9.7 hours.
+    // Finds the rank that came last to collective `seq`, among the ranks that
+    // this rank needs and that came before this rank was done with the
+    // collective; this rank itself if none of them came later. `near_ns` is the
+    // time at which any rank issued the collective: it is needed because cells
+    // keep times modulo 9.7 hours.
     State last(
         uint32_t seq,
         uint64_t near_ns,

@@ -8,8 +8,8 @@ namespace commprof {
 
 namespace {
 
-// Returns the part of `waited_ns`, spread evenly over a stretch, that lies
-// before `time`. All times are relative to the same moment.
+// Spreads `waited_ns` evenly from `begin` to `end`, and returns the part that
+// lies before `time`. All times are relative to the same moment.
 double before(double begin, double end, double waited_ns, double time) {
   const double length = std::max(1.0, end - begin);
   return std::clamp(time - begin, 0.0, length) / length * waited_ns;

@@ -1,7 +1,7 @@
 // Counts which ranks came last to the collectives of this rank, and how long
 // this rank waited for each of them. The waits are kept in total, and per block
-// of time for a test against chance. The part of an exposed stretch that was
-// waiting for the last rank is the same as in commprof/analysis/step/waiting.py
+// of time for a test against chance. Which part of an exposed stretch was
+// waiting for the last rank is computed as in commprof/analysis/step/waiting.py
 // and exposure.py.
 #pragma once
 

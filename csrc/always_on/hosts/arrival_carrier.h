@@ -99,7 +99,8 @@ class ArrivalCarrier {
     IpAddress address;
     uint64_t token;
     uint64_t heard_ns;
-    // Hosts in its subtree; 0: it only asks whether this host lives.
+    // Hosts in the child's subtree; 0: the sender is no child and only asks
+    // whether this host lives.
     uint32_t hosts;
   };
   void loop() noexcept;

@@ -126,8 +126,9 @@ void ArrivalTree::gather(const ClockLine& clock, uint64_t now_ns) {
   });
 }
 
-// A rank that joins late may still write its arrivals at collectives that the
-// other ranks reached long ago.
+// Looks for arrivals at all kept collectives of a group again: a rank that
+// joins late may still write its arrivals at collectives that the other ranks
+// reached long ago.
 void ArrivalTree::reopen(uint64_t key) {
   for (auto& [id, one] : all_) {
     if (id.key == key && !one.is_open) {
@@ -328,8 +329,9 @@ KnownArrivals ArrivalTree::known(const Collective& one, const Part& part) {
 
 namespace {
 
-// Puts smaller groups last, so that the fewest ranks lose when not everything
-// fits. Puts collectives of a group in order, so that they make runs.
+// Sorts collectives for packing. Those of smaller groups come last: if not
+// everything fits, the fewest ranks miss their last arrivals. Those of the same
+// group are consecutive, so that they form runs.
 template <class Id, class SizeOf>
 void sortForRuns(std::vector<Id>& ids, SizeOf sizeOf) {
   std::sort(ids.begin(), ids.end(), [&](const Id& a, const Id& b) {

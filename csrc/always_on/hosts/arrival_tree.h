@@ -34,8 +34,8 @@ class ArrivalTree {
   // ranks are missing.
   static constexpr uint64_t kSettleNs = 300'000'000;
   static constexpr uint64_t kPartialNs = 3'000'000'000;
-  // How long a collective is kept, and how long after its last arrival is
-  // known.
+  // For how long a collective is kept if its last arrival stays unknown, and
+  // for how long it is kept after its last arrival has become known.
   static constexpr uint64_t kKeepNs = 8'000'000'000;
   static constexpr uint64_t kKeepKnownNs = 1'500'000'000;
   // Number of earlier collectives that the carrier reads of a group that is new

@@ -168,8 +168,8 @@ void Summary::takeReady(const Record& record) {
   }
 }
 
-// Counts an operation on a device, from the time when the stream reached it to
-// the event after it.
+// Counts the duration of an operation on a device: from the time when the
+// stream reached the operation to the time of the event after it.
 void Summary::countOnDevice(Open& open) {
   if (open.issued && open.ready_ns != 0 && open.end_ns != 0) {
     open.has_end = true;
@@ -230,14 +230,16 @@ void Summary::takeWait(const Record& record) {
   }
   if (open->has_end && !open->counted) {
     if (waited_.size() == kMaxOpen) {
-      // It is counted when another operation takes its place.
+      // The operation dropped here is counted when another one takes its place
+      // among the open operations.
       waited_.pop_front();
     }
     waited_.push_back(record.op_id);
   }
 }
 
-// True if waits of streams, timed by events, count instead of the host's waits.
+// True if the operation's waits are those of streams, which device events time;
+// the host's waits for it then do not count.
 bool Summary::timedByDevice(const Open& open) const {
   return open.issued && open.on_device && device_steps_.hasDeviceTimes();
 }
@@ -289,8 +291,8 @@ Summary::Operation& Summary::operation(uint32_t index) {
 }
 
 // Returns the index of the rarest entry that was not moved; 0 if none is left.
-// With `joins`, considers only entries that can be moved to others of their
-// operation.
+// With `joins`, considers only entries that can be merged with other entries of
+// the same operation.
 size_t Summary::rarest(bool joins) const {
   std::array<uint32_t, 256> count_of_op{};
   for (const Operation& one : operations_) {

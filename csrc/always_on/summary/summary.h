@@ -83,7 +83,8 @@ class Summary {
     Histogram until_last{};
     Histogram transfer{};
   };
-  // One operation; before its issue was drained, only its other records.
+  // One operation. Its completion or waits may be drained before its issue:
+  // until then `issued` is false.
   struct Open {
     uint64_t op_id = 0; // 0: unused
     uint64_t issue_ns = 0;

@@ -81,8 +81,8 @@ void awaitEnds(StopSink sink) noexcept {
       continue;
     }
     const uint64_t begin_ns = lastStopNs();
-    // The sleeper has not run yet, or has begun its next sleep since the stop
-    // that is known.
+    // The begin of this stop is not stored yet because the sleeper has not run,
+    // or it was lost because the sleeper has begun its next sleep.
     if (begin_ns == 0 || begin_ns == known_ns) {
       clock_nanosleep(CLOCK_MONOTONIC, 0, &kGrace, nullptr);
       known_ns = lastStopNs();

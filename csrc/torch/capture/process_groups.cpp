@@ -28,8 +28,8 @@ BackendPtr backendOf(c10d::ProcessGroup& group, c10::DeviceType type) {
   }
 }
 
-// A group's backends, each null if the group has none of that kind. Groups
-// written in Python have neither.
+// A group's backends for CPUs (`host`) and for devices; null if the group has
+// none of that kind. A group written in Python has neither.
 struct Backends {
   BackendPtr host;
   BackendPtr device; // backend of the first device type that has one

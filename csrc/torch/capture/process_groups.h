@@ -30,7 +30,8 @@ struct GroupInfo {
   // Returns the sequence number of the next message of this rank to or from a
   // peer, recorded or not. The number is the same on both ranks, because a
   // pair's messages arrive in order. Returns kNoSeq for messages received after
-  // a recv_any_source, because its sender is not known when it is issued.
+  // a recv_any_source, because the sender of such a message is not known when
+  // the receive is issued.
   uint32_t nextMessage(Op op, int64_t peer);
 
  private:

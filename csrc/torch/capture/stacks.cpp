@@ -22,7 +22,8 @@ namespace {
 constexpr size_t kMostFrames = 48;
 
 std::atomic<bool> g_enabled{false};
-// Operations whose stacks are still to be recorded; negative: of all.
+// Number of operations whose stacks are still to be recorded; negative: no
+// limit.
 std::atomic<int64_t> g_left{-1};
 
 // A frame consists of its code object and line: two words that compare fast.

@@ -226,8 +226,8 @@ void noteAwaited(DeviceTimeline& timeline, CollectiveId behind) noexcept {
   }
 }
 
-// Forgets the collective on all devices, because an event can be waited for on
-// any of them.
+// Forgets the collective on all devices, because a stream of any device can
+// wait for the collective's event.
 void waitedFor(CollectiveId behind) {
   for (auto& place : table().entries) {
     if (Entry* entry = place.load()) {
@@ -328,8 +328,9 @@ DeviceOp DeviceIssue::launched() noexcept {
 
 void DeviceIssue::learn(uint64_t queue, std::optional<int64_t> found) noexcept {
   try {
-    // An asynchronous operation that runs on the issuing stream may run
-    // elsewhere when issued from another stream.
+    // An asynchronous operation that ran on the issuing stream does not tell
+    // the stream of its queue: issued from another stream, it may run
+    // elsewhere.
     if (found == caller_) {
       found = in_callers_ ? std::optional(kCallersStream) : std::nullopt;
     }

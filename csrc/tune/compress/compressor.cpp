@@ -291,8 +291,9 @@ class BucketCompressor : public Compressor {
     }
   }
 
-  // Error feedback also sends residuals, so all ranks must first know that all
-  // gradients are finite. Otherwise headers are exchanged once per signature.
+  // With error feedback, residuals are sent too, so all ranks must first know
+  // that all gradients are finite. Without it, headers are exchanged only once
+  // per signature.
   void runLossless(
       const Bucket& bucket,
       Channel& channel,

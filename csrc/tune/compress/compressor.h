@@ -13,8 +13,9 @@
 
 namespace commprof::compress {
 
-// Scheme and options as on the command line: "topk" with {"ratio": 0.01}. They
-// are those of scheme_table.h; commprof/tune/compressors has validated them.
+// Scheme and options as on the command line: "topk" with {"ratio": 0.01}.
+// scheme_table.h lists schemes and options; commprof/tune/compressors has
+// validated the ones given here.
 struct Options {
   std::string scheme;
   std::map<std::string, double> values;

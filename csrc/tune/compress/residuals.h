@@ -7,11 +7,11 @@
 //
 // Withheld residuals: a parameter that this rank's backward pass did not use
 // has a gradient of zeros in the bucket. If no rank used it, DDP
-// (find_unused_parameters, static_graph) keeps its .grad and discards the
-// bucket's result, so a residual sent with it would be lost. A rank cannot know
-// in time whether another rank used the parameter. Residuals of parameters
-// whose gradients are all zero are therefore withheld until a step with a
-// nonzero gradient.
+// (find_unused_parameters, static_graph) keeps the parameter's .grad and
+// discards the bucket's result, so a residual sent in the bucket would be lost.
+// A rank cannot know in time whether another rank used the parameter. Residuals
+// of parameters whose gradients are all zero are therefore withheld until a
+// step with a nonzero gradient.
 #pragma once
 
 #include <cstddef>

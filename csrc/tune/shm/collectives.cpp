@@ -22,9 +22,9 @@ void slotsAt(
   }
 }
 
-// Every rank computes the full reduction itself, with one barrier per block. A
-// half is rewritten two blocks later, after the next block's barrier, when all
-// ranks have read it.
+// Every rank computes the full reduction itself, with one barrier per block.
+// Blocks use the two halves of a slot in turn. A half is written again two
+// blocks later, after the next block's barrier: all ranks have read it by then.
 void allReduceDirect(
     Team& team,
     std::byte* data,
@@ -59,9 +59,10 @@ Part partOf(int rank, int size, size_t n) {
 // Each rank reduces its part of every block for all ranks. Between two
 // barriers, a rank copies out block b - 1, reduces its part of block b and
 // copies in block b + 1: one barrier per block, plus one. Nothing is
-// overwritten too early: block b + 1 replaces the input of b - 1, which all
-// ranks reduced before the last barrier. After the next barrier, its result
-// replaces that of b - 1, which all ranks have copied out by then.
+// overwritten too early: the input of block b + 1 replaces that of b - 1, which
+// all ranks reduced before the last barrier. The result of block b + 1 replaces
+// that of b - 1 after the next barrier; all ranks have copied out the latter by
+// then.
 void allReduceShared(
     Team& team,
     std::byte* data,

@@ -50,8 +50,9 @@ std::vector<Slice> equalSlices(int owners, size_t count) {
   return slices;
 }
 
-// Uses one barrier per block, like reduceScatter(): a half is rewritten two
-// blocks later, after the next block's barrier, when all ranks have read it.
+// Uses one barrier per block, like reduceScatter(). A half of a slot is written
+// again two blocks later, after the next block's barrier: all ranks have read
+// it by then.
 void reduceToOwners(
     Team& team,
     std::byte* data,

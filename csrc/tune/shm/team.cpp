@@ -111,8 +111,8 @@ size_t segmentBytes(int size, size_t slot_bytes) {
   return headerBytes(size) + 2 * size_t(size + 1) * slot_bytes;
 }
 
-// Reserves a rank's two slots, and its part of both results for a whole block.
-// Rank 0 also reserves the header.
+// Reserves the memory that this rank writes: its two slots and, in both
+// results, its part of a whole block. Rank 0 also reserves the header.
 Segment Team::reserve(const TeamOptions& options) {
   const size_t bytes = segmentBytes(options.size, options.slot_bytes);
   const size_t header = headerBytes(options.size);

@@ -1,9 +1,10 @@
 // Team: the ranks of one host, which synchronise at barriers in shared memory.
 // Data written before a barrier may be read by all ranks after it. A waiting
 // rank spins briefly and then sleeps on a futex, so that ranks without a core
-// of their own do not take a core from working ranks. The error names a missing
-// rank: immediately if its process has ended, otherwise after the timeout. The
-// team is then broken permanently for all ranks.
+// of their own do not take a core from working ranks. If a rank is missing, the
+// others get an error that names it: immediately if its process has ended,
+// otherwise after the timeout. The team is then broken permanently for all
+// ranks.
 //
 // Barriers, intend() and copyBytes() are helpers for collectives: Barriers and
 // intend() check that all ranks call the same operation, copyBytes() copies.
@@ -41,16 +42,17 @@ struct TeamOptions {
 
 class Team {
  public:
-  // Rank 0 creates the segment and the other ranks open it, so the team is
-  // constructed on rank 0 first. When the constructor returns on any rank, all
-  // ranks have mapped the segment. Throws SegmentError and TeamError.
+  // Returns a new random name for a segment.
   static std::string makeName() {
     return Segment::randomName();
   }
-  // First step of joining: makes or opens the segment, with this rank's slots
-  // on its NUMA node.
+  // First step of joining: rank 0 creates the segment, and the other ranks open
+  // it afterwards. The memory of a rank's slots is on the rank's NUMA node.
+  // Throws SegmentError.
   static Segment reserve(const TeamOptions& options);
-  Team(TeamOptions options, Segment segment); // waits for the other ranks
+  // Second step: waits for the other ranks. When the constructor returns on any
+  // rank, all ranks have mapped the segment. Throws TeamError.
+  Team(TeamOptions options, Segment segment);
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
   ~Team(); // calls leave()

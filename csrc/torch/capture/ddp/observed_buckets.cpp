@@ -39,8 +39,8 @@ std::vector<std::shared_ptr<ObservedBuckets>> watchedModels() {
 // have.
 constexpr size_t kMostNoted = 1 << 14;
 
-// All-reduces of this thread's backward passes that are not over yet: a pass
-// may run inside another one, as reentrant checkpoints do.
+// The all-reduces that this thread noted in backward passes that are not over
+// yet. A pass may run inside another one, as reentrant checkpoints do.
 std::vector<NotedAllReduce>& notedHere() {
   static thread_local std::vector<NotedAllReduce> noted;
   return noted;

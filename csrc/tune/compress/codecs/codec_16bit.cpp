@@ -80,8 +80,8 @@ class HalfCodec : public SixteenBitCodec {
   }
 
  private:
-  // Factors that turn encodings into their share of a mean that is scaled by
-  // 2^exponent.
+  // Returns one factor for each encoding. The encoding times its factor is its
+  // share of the mean, scaled by 2^exponent.
   static std::vector<float> factorsTo(
       int exponent,
       std::span<const int> exponents) {

@@ -2,10 +2,10 @@
 // through shared memory, the sums are compressed and exchanged between hosts
 // only, and the results are shared within each host.
 //
-// The first ranks of each host, as many as the smallest host has, exchange some
-// of a bucket's parameters each, with the ranks of the same index on other
-// hosts. Parameters are not split, because residuals and factors belong to
-// whole parameters.
+// Let K be the number of ranks of the smallest host. Each of the first K ranks
+// of a host exchanges some of a bucket's parameters, with the ranks of the same
+// index on the other hosts. Parameters are not split, because residuals and
+// factors belong to whole parameters.
 //
 // After DDP rebuilds its buckets or a state is loaded, a rank may hold the
 // residual of a parameter that another rank of its host exchanges. It adds the

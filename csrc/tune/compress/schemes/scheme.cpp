@@ -29,7 +29,9 @@ double ratio(double part, double whole) {
   return whole > 0 ? part / whole : 0;
 }
 
-// Rounding keeps at least 2/3 of a value that it does not turn into zero.
+// Counts the values that were sent as less than half of their size, but not as
+// zero. Rounding does not cause this: it keeps at least 2/3 of a value that it
+// does not turn into zero.
 uint64_t countSaturated(const float* wanted, const float* sent, size_t n) {
   uint64_t count = 0;
   for (size_t i = 0; i < n; ++i) {

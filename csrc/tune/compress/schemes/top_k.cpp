@@ -20,7 +20,8 @@ bool TopK::lossless(size_t n) const {
   return n < kSmallestSparse || k(n) == n;
 }
 
-// Compares 4 k (W - 1) with 2 x 2 n (W - 1) / W bytes.
+// Sending k values to all others takes 4 k (W - 1) bytes; sending all values as
+// binary16 in two phases takes 2 x 2 n (W - 1) / W bytes.
 bool TopK::dense(size_t n, int world) const {
   return uint64_t(k(n)) * uint64_t(world) >= n;
 }

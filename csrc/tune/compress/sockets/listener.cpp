@@ -104,7 +104,8 @@ class Callers {
   }
 
  private:
-  // If there are more, the oldest is dropped.
+  // Number of connections of strangers that are kept beside those of the ranks.
+  // If there are more connections, the oldest one is dropped.
   static constexpr size_t kStrangers = 64;
 
   struct Caller {

@@ -98,7 +98,8 @@ class SocketTransport final : public compress::Transport {
   int nameOf(int rank) const override {
     return mesh_->nameOf(rank);
   }
-  // Both affect messages only; all-reduces end with the timeout of `sums`.
+  // abandon() and interrupt() affect messages only; all-reduces end with the
+  // timeout of `sums`.
   void abandon() noexcept override {
     mesh_->abandon();
   }

@@ -15,9 +15,10 @@ using Deadline = std::chrono::steady_clock::time_point;
 
 class TcpSocket {
  public:
-  // `address` is numeric, IPv4 or IPv6. All throw std::system_error, with
-  // std::errc::timed_out after the deadline, or std::invalid_argument for an
-  // invalid address.
+  // `address` is numeric, IPv4 or IPv6. listening(), connected() and accepted()
+  // throw std::system_error. connected() throws it with std::errc::timed_out
+  // after the deadline; for an invalid address, the first two throw
+  // std::invalid_argument.
   static TcpSocket listening(const std::string& address); // on any free port
   static TcpSocket connected(
       const std::string& address,

@@ -5,7 +5,8 @@ namespace commprof::kernels::COMMPROF_SIMD_LEVEL {
 
 namespace {
 
-// Format: binary16 of value * scale. The inverse of a power of two is exact.
+// Format: binary16 of value * scale. The scale is a power of two, so its
+// inverse is exact.
 struct Half : HalfBits {
   explicit Half(float scale) : scale_(set1(scale)), inverse_(set1(1 / scale)) {}
 

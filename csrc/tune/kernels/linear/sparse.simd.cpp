@@ -16,7 +16,9 @@ struct Scale {
   F32 factor, inverse;
 };
 
-// Stores the rounding errors of sixteen values in `lost`.
+// Packs sixteen chosen values: stores the low 16 bits of their indices in
+// `offsets`, the values times the scale as binary16 in `halves`, and the
+// rounding errors in `lost`.
 inline void packLanes(
     const int32_t* indices,
     const float* values,

@@ -100,8 +100,9 @@ Cut findCut(
 
 namespace {
 
-// Candidates that may be held after a block. It exceeds k so that a reselection
-// costs a fixed share of the values read since the last one.
+// Number of candidates that may be held after a block. The number exceeds k, so
+// that choosing the k largest again costs at most a fixed share of reading the
+// values since the last choice.
 size_t capacity(size_t n, size_t k) {
   return std::min(n, k + k / 2 + 65536);
 }

@@ -110,8 +110,8 @@ void recordReport(
   }
 }
 
-// While this object exists, operations that this thread issues count for a
-// backward pass.
+// While this object exists, operations that this thread issues count as issued
+// by the backward pass `graph_task`.
 class WorksFor {
  public:
   explicit WorksFor(int graph_task) noexcept {

@@ -11,8 +11,8 @@
 
 namespace commprof::tune {
 
-// Both return nullopt for types, devices, layouts and reductions that the
-// kernels do not support.
+// elementOf() and reductionOf() return nullopt for types, devices, layouts and
+// reductions that the kernels do not support.
 std::optional<kernels::Element> elementOf(const at::Tensor& tensor);
 std::optional<kernels::Reduction> reductionOf(const c10d::ReduceOp& op);
 
