@@ -20,8 +20,8 @@ namespace {
 constexpr uint64_t kToken = 4711;
 constexpr uint64_t kBegin = 1'000'000'000;
 
-// Time at which a rank arrives at collective `seq`, after kBegin + seq us; the
-// last one is rank seq % ranks.
+// Returns the time at which a rank arrives at collective `seq`, which begins at
+// kBegin + seq us. Rank seq % ranks comes last.
 uint64_t arrival(uint32_t rank, uint32_t seq, uint32_t ranks) {
   return kBegin + seq * 1'000 + (rank == seq % ranks ? 900 : rank * 10);
 }
@@ -179,7 +179,8 @@ void arrivalsAreFoundWhenSequenceNumbersWrap() {
   CHECK_EQ(end, seq);
 }
 
-// With more groups, each gets fewer collectives, until there are too many.
+// The more groups there are, the fewer collectives a new group keeps, until no
+// more groups fit.
 void theNumberOfGroupsIsBounded() {
   const auto board = ArrivalBoard::create(kToken, 16);
   uint32_t joined = 0;
@@ -231,7 +232,7 @@ void aGroupOf8192RanksHasRoomForAllSlots() {
   CHECK(ranks[0].last(9, kBegin, last) == State::kLost);
 }
 
-// One host stands for all ranks.
+// All 8,192 ranks are on one host.
 void aGroupOf8192RanksFitsOnOneHost() {
   const auto board = ArrivalBoard::create(kToken, 8192);
   std::vector<ArrivalBoard::Group> ranks(8192);
@@ -249,8 +250,8 @@ void aGroupOf8192RanksFitsOnOneHost() {
   }
 }
 
-// Of operations in which a rank may be done before another has arrived, other
-// hosts' ranks are known one by one.
+// If a rank may be done with an operation before another rank has arrived, the
+// board also has the arrivals of single ranks of other hosts.
 void singleRanksOfOtherHostsAreFound() {
   const auto board = ArrivalBoard::create(kToken);
   ArrivalBoard::Group rank0;
@@ -273,7 +274,7 @@ void singleRanksOfOtherHostsAreFound() {
   CHECK(rank0.last(0, kBegin, last, early) == State::kKnown);
   CHECK_EQ(last.rank, 102u);
   CHECK_EQ(last.at_ns, kBegin + 500);
-  // Of a large group, only the root is known.
+  // In a large group, only the root's arrival is known.
   ArrivalBoard::Group large;
   CHECK(board->join({2, 0, 1000, 0}, large));
   large.post(0, kBegin, ArrivalBoard::Kind::kSingle);

@@ -147,7 +147,8 @@ void arrivalsAreUnknownUntilClocksAreCompared() {
   CHECK(pair.one.host.last(0, now_ns, last) == State::kMissing);
   CHECK(pair.two.host.last(0, now_ns, last) == State::kMissing);
   CHECK(!pair.two.host.board->links().clock_known);
-  // After the first comparison, both hosts receive the boards' contents.
+  // After the first comparison of clocks, each host receives what is on the
+  // other host's board.
   pair.two.host.compare();
   for (Host* host : {&pair.one.host, &pair.two.host}) {
     CHECK(becomesTrue(

@@ -163,8 +163,8 @@ void aLostDatagramLosesNothing() {
   }
 }
 
-// A group on the hosts 4 and 5 is known to their parent; the root has none of
-// it, nor has host 3.
+// A group on hosts 4 and 5 is known to their parent, host 2. The root and host
+// 3 keep nothing of this group.
 void smallGroupsStayBelowTheirCommonParent() {
   Tree hosts(kDeep, /*join=*/false);
   for (const uint32_t number : {4u, 5u}) {
@@ -179,12 +179,13 @@ void smallGroupsStayBelowTheirCommonParent() {
   CHECK_EQ(last.rank, 5u);
   CHECK(hosts.state(5, 0, last) == State::kKnown);
   CHECK_EQ(hosts.nodes[0]->tree.skipped(), 0u);
-  // 4 and 5 sent twice, and 2 twice to each of them; 1 may have been asked too.
+  // Hosts 4 and 5 sent twice, and host 2 sent twice to each of them. Host 2 may
+  // also have sent to host 1.
   CHECK(hosts.datagrams >= 6 && hosts.datagrams <= 8);
 }
 
-// Helper threads drain one ring after another, so numbers are out of order, and
-// ranks join late.
+// Helper threads drain one ring after another, so a host may see later
+// collectives before earlier ones. Ranks may also join late.
 void lateRanksOfAHostAreTaken() {
   Tree hosts({0, 1}, /*join=*/false);
   hosts.joinHost(1);
@@ -223,8 +224,8 @@ void collectivesAreFoundWhenSequenceNumbersWrap() {
   }
 }
 
-// Without host 3 the others get the last arrival of their ranks, with the
-// number of those that lack; host 3 itself knows nothing.
+// Without host 3, the other hosts get the last arrival among their own ranks,
+// and the number of ranks that are missing. Host 3 gets no last arrival.
 void aSilentHostCostsItsOwnFiguresOnly() {
   Tree hosts(kDeep);
   hosts.nodes[2]->is_silent = true;
@@ -240,7 +241,7 @@ void aSilentHostCostsItsOwnFiguresOnly() {
     CHECK_EQ(last.at_ns, hosts.nodes[number - 1]->host.ownNs(begin_ns + 5'000));
   }
   CHECK(hosts.state(3, 0, last) == State::kMissing);
-  // It was only slow.
+  // Host 3 was only slow.
   hosts.nodes[2]->is_silent = false;
   hosts.rounds(5);
   hosts.checkLast(0, 7, begin_ns + 5'000);
@@ -250,7 +251,7 @@ void aSilentHostCostsItsOwnFiguresOnly() {
   hosts.checkLast(1, 4, next_ns + 5'000);
 }
 
-// Less than half of a group says nothing about who came last.
+// Less than half of a group's arrivals do not tell which rank came last.
 void aHostThatIsCutOffNamesNobody() {
   Tree hosts(kDeep);
   hosts.nodes[3]->parent = 0; // nobody hears it, and it is its own root
@@ -262,7 +263,7 @@ void aHostThatIsCutOffNamesNobody() {
   CHECK(last.rank != 107u && last.rank != 106u);
 }
 
-// What went up through a former parent must not count again.
+// Arrivals that went up through a former parent must not count again.
 void nothingCountsTwiceWhenTheParentChanges() {
   Tree hosts(kDeep);
   hosts.nodes[2]->is_silent = true;
@@ -272,7 +273,7 @@ void nothingCountsTwiceWhenTheParentChanges() {
   hosts.nodes[3]->tree.changeParent();
   hosts.rounds(10);
   ArrivalBoard::Last last;
-  CHECK(hosts.state(1, 0, last) == State::kMissing); // host 3 lacks
+  CHECK(hosts.state(1, 0, last) == State::kMissing); // host 3 is missing
   hosts.nodes[2]->is_silent = false;
   const uint64_t begin_ns = hosts.now_ns;
   hosts.issue(1, 7); // a later collective goes the new way
@@ -280,8 +281,8 @@ void nothingCountsTwiceWhenTheParentChanges() {
   hosts.checkLast(1, 7, begin_ns + 5'000);
 }
 
-// A rank that was done with a broadcast before another one came did not wait
-// for it, on another host neither.
+// A rank that was done with a broadcast before another rank came did not wait
+// for that rank, even if that rank is on another host.
 void singleRanksCrossHosts() {
   Tree hosts({0, 1});
   const uint64_t begin_ns = hosts.now_ns;

@@ -1,6 +1,6 @@
-// Tests the steps found for loops that mark none or mark them late. With a file
-// of marks as argument, prints the steps that they bound, for comparison with a
-// reader in another language.
+// Tests the steps that are found in loops that mark no steps, or mark them
+// late. With a file of marks as argument, prints the steps between these marks,
+// for comparison with a reader in another language.
 #include "always_on/found_steps.h"
 
 #include <fstream>
@@ -166,7 +166,8 @@ void declaredStepsReplaceFoundSteps() {
       "\"steps_end\":\"declared\",\"steps\":" + histogram(2, 2 * kStepNs)));
 }
 
-// The first declared step is then complete, and is warm-up.
+// If capture resumes between an update and a declared step, that step is
+// complete. It is the first declared one, so it is warm-up.
 void captureMayResumeBetweenAnUpdateAndADeclaration() {
   Loop loop;
   loop.mark(0, true, 1 * kStepNs);
@@ -186,7 +187,7 @@ void aPauseOfCaptureIsNotAStep() {
   CHECK(loop.holds("\"steps\":{\"count\":5,\"sum\":4750000,"));
 }
 
-// Nor is the time of mode off, after which no mark is made.
+// Time in mode off is not a step either; no mark is made after it.
 void aStepThatLacksRecordsIsNotCounted() {
   Loop loop;
   loop.backwardPasses(kPassesUntilFound + 3);

@@ -105,7 +105,8 @@ void operationsAreJoinedInAnyOrder() {
       }));
 }
 
-// Without a completion, the wait's end counts; on a device nothing does.
+// Without a completion, the end of the wait counts. An operation on a device
+// has no end that the host sees, and does not count as unfinished.
 void operationsWithoutAnEnd() {
   Summary summary(1, no_groups);
   const Op op = Op::kAllReduce;
@@ -142,7 +143,8 @@ void completionsFromDeviceEventsCount() {
   CHECK(holds(summary, "\"duration\":" + histogram({20, 40})));
 }
 
-// Waits of the host end messages of CPU tensors in jobs whose device has times.
+// In a job whose device has times, the host's waits still end messages of CPU
+// tensors.
 void waitsOfTheHostCountBesideADeviceForItsOwnOperations() {
   Summary summary(1, no_groups);
   Record device = issue(1, 100, 64, Op::kAllReduce);
@@ -170,8 +172,8 @@ void waitsOfTheHostCountBesideADeviceForItsOwnOperations() {
           ",\"wait\":" + histogram({1'900})));
 }
 
-// The host may have waited on another thread than that which issued, whose
-// records come first.
+// The thread that waited may be another one than the thread that issued, and
+// its records may come first.
 void waitsOfTheHostBeforeTheIssueDoNotCountBesideADevice() {
   Record device = issue(1, 100, 64, Op::kAllReduce);
   device.flags = kDeviceAsync;
@@ -194,8 +196,9 @@ void waitsOfTheHostBeforeTheIssueDoNotCountBesideADevice() {
   }
 }
 
-// gloo's reduce-scatter has no other end than that of the first wait. It counts
-// once no other can come, long before its place among the open ones is needed.
+// The first wait is the only sign that gloo's reduce-scatter has ended. The
+// operation is counted once no other sign can come, long before its place among
+// the open operations is needed.
 void aWaitIsTheEndOfAnOperationWithoutAnother() {
   Summary summary(1, no_groups);
   const Op op = Op::kReduceScatterTensor;
@@ -215,7 +218,8 @@ void aWaitIsTheEndOfAnOperationWithoutAnother() {
   CHECK(holds(summary, counted));
 }
 
-// Unless that did not block: then the message was complete before.
+// A message ends with its wait. If the wait did not block, the message was
+// complete before, at an unknown time.
 void pointToPointEndsWithItsWait() {
   Summary summary(1, no_groups);
   const Op op = Op::kSend;
@@ -225,7 +229,8 @@ void pointToPointEndsWithItsWait() {
   CHECK(holds(summary, "\"unfinished\":0,\"duration\":" + histogram({1'080})));
 }
 
-// Open operations have kMaxOpen places; one without a place is unfinished.
+// At most kMaxOpen operations are kept open; an operation that loses its place
+// counts as unfinished.
 void openOperationsBeyondTheLimitAreUnfinished() {
   Summary summary(1, no_groups);
   for (uint64_t id = 1; id <= Summary::kMaxOpen + 3; ++id) {

@@ -471,7 +471,8 @@ void theClockErrorAcrossHostsIsRecorded() {
       "]"));
 }
 
-// Ranks of other hosts that stay unseen: what is known counts, and is counted.
+// Some ranks of other hosts stay unseen: the last known arrival is used, and
+// the collective counts as partial.
 void aPartialLastArrivalCountsAfterTheTimeout() {
   const std::shared_ptr<ArrivalBoard> board = ArrivalBoard::create(1);
   Rank early{board, 0};

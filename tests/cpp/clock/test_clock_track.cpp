@@ -35,12 +35,14 @@ void oneComparisonGivesNoDrift() {
   CHECK_EQ(line.errorAt(kBegin), 100u);
   CHECK_EQ(line.errorAt(kBegin + kSecond), 500'100u);
   CHECK_EQ(line.errorAt(kBegin - kSecond), 500'100u);
-  // Nor do two comparisons that are so close that larger drifts are possible.
+  // Two comparisons so close together give no drift either: their errors allow
+  // drifts of more than 500 ppm.
   track.add({kBegin + 1'000, -3'000'000, 100, 200});
   CHECK_EQ(track.line()->rate_error, ClockTrack::kMostDrift);
 }
 
-// 1,000 ns in 10 s, known to (100 + 100) / 10 s, plus 1 ppm if unobserved.
+// The drift is 1,000 ns in 10 s. Its error is (100 + 100) ns in 10 s, plus 1
+// ppm for changes since the last comparison.
 void twoComparisonsGiveTheDrift() {
   ClockTrack track;
   track.add(sample(0, 0));
@@ -73,7 +75,8 @@ void aContradictingComparisonStartsANewLine() {
   CHECK_EQ(line.rate_error, ClockTrack::kMostDrift);
 }
 
-// The drift is that of the last kKept comparisons, 7 s, after a slower period.
+// The last kKept comparisons, which span 7 s, give the drift; the slower drift
+// of the first 10 s does not count.
 void theOldestComparisonsAreDropped() {
   ClockTrack track;
   for (uint64_t s = 0; s <= 30; ++s) {

@@ -67,7 +67,7 @@ void onlyTheSleepOfACallCounts() {
   });
 }
 
-// It loses its core now and then, and never gives it up.
+// A thread that works loses its core now and then, but never gives it up.
 void aWorkingCallIsNotBlocked() {
   onNewThread([] {
     for (int i = 0; i < 3; ++i) {
@@ -76,7 +76,8 @@ void aWorkingCallIsNotBlocked() {
   });
 }
 
-// Later calls are measured only after one that took long.
+// After a thread's first calls, a call is measured only if one shortly before
+// took long.
 void quickCallsAreNotMeasuredForEver() {
   onNewThread([] {
     for (int i = 0; i < 100; ++i) {

@@ -76,8 +76,9 @@ std::vector<Stop> stopThisProcess() {
   return {sent, sent + kStops};
 }
 
-// On a loaded machine, stops may be observed late or not at all, but never
-// before the signal, except for the time that the sleeper took to fall asleep.
+// On a loaded machine, stops may be observed late or not at all. No stop is
+// observed to begin before its signal, except by up to 1 ms that the sleeper
+// took to fall asleep.
 void stopsAreObserved() {
   const std::vector<Stop> sent = stopThisProcess();
   for (int i = 0; i < 500 && observedSoFar().empty(); ++i) {

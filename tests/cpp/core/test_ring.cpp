@@ -82,7 +82,8 @@ bool isFull(Ring& ring) {
   return header.head.load() - header.tail.load() == header.capacity;
 }
 
-// If not `patient`, the producer loses records when the ring is full.
+// If the producer does not wait for room, it loses records when the ring is
+// full.
 void oneThreadPushesWhileAnotherDrains(uint64_t count, bool waits_for_room) {
   Ring& ring = makeRing("", 1024, 1);
   std::atomic<bool> done{false};

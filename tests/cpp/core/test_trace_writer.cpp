@@ -120,7 +120,8 @@ std::string summary(int number, size_t bytes) {
   return std::to_string(number) + std::string(bytes - 1, 'x');
 }
 
-// Summaries alternate between two places; longer ones get two larger ones.
+// Summaries alternate between two places. Longer summaries get two larger
+// places.
 void summariesDoNotGrowTheFile(const trace_file::Directory& directory) {
   const std::string path = directory / "summaries.trace";
   TraceWriter writer(path, 1);

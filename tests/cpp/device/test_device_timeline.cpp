@@ -137,7 +137,8 @@ bool near(const Setup& setup, uint64_t actual_ns, double truth_ns) {
 }
 
 // Computes for 16 ms, then waits for a collective of 40 ms: 24 ms are exposed.
-// On a busy machine, the first poll may come before these are over.
+// The times are so long that even on a busy machine the first poll comes before
+// the collective ends.
 void aStretchLastsAsLongAsTheStreamWaits(double drift) {
   Setup setup(drift);
   DeviceTimeline& timeline = *setup.timeline;
@@ -180,8 +181,9 @@ void aStretchLastsAsLongAsTheStreamWaits(double drift) {
   }
 }
 
-// Times use the first comparison until the next one, when they would jump. One
-// with a late answer is therefore rejected, unless hurried.
+// Until the second comparison of clocks, all times are converted by the first
+// one; an inaccurate first comparison would make them jump at the second. So a
+// first comparison with a late answer is rejected, unless poll() is hurried.
 // Returns false, having checked nothing, if this thread was held up for so long
 // that an answer that should be late was not.
 bool firstComparisonWasHeldBack() {

@@ -1,4 +1,5 @@
-// Logs of NCCL Inspector: lines in every form, pieces of any size, and waits.
+// Tests the reader of NCCL Inspector's logs: lines in every form, pieces of any
+// size, and waits.
 #include <cmath>
 #include <set>
 #include <string>
@@ -96,7 +97,7 @@ void logsThatGrowAreJoined() {
     file.feed(text);
     logs.push_back(file.communicators().at(0).get());
   };
-  // Takes what was joined, and returns the number of calls.
+  // Joins the logs, takes the calls that are over, and returns their number.
   const auto taken = [&] {
     Communicator* const member[] = {joinLogs(logs).front()};
     const uint8_t followed[] = {1};
@@ -149,7 +150,8 @@ void noStreamsAreNoCalls() {
   CHECK(unsplit(all).sizes.empty());
 }
 
-// Ranks 1 and 2 lack the records of some calls, each told by the others'.
+// For some calls, the record of rank 1 or 2 is lost; its time is estimated from
+// the other ranks' times.
 void lostTimesFollowTheOthers() {
   // Rank 2 is late by 500 us in every third call.
   Stream ranks[4];
@@ -193,11 +195,12 @@ void lostMessagesAreToldByTheirNumber() {
   CHECK(lost.record == nullptr && lost.peer == 3 && lost.number == 5);
   CHECK(!lost.isSend && found.messages.at(9).isSend);
   CHECK(found.messages.at(9).record == &sends.records[3]);
-  // What came before the first record is not known for long.
+  // Messages before the first record are inferred only if they are few.
   CHECK(order(sends, &receives, 0).messages.size() == 16);
   const Stream late = messagesOf({4000000000, 4000000002}, 1);
   CHECK(order(late, nullptr, 1).messages.empty());
-  // Nothing repeats, but no record is lost; then one is; then one comes twice.
+  // No sequence repeats: the order is known if no record is lost, but not if
+  // one is lost or a number comes twice.
   const Stream some = messagesOf({1, 2, 5}, 1);
   Stream others = messagesOf({3, 4, 6}, 2);
   CHECK(order(some, &others, 1).messages.size() == 6);
@@ -207,7 +210,7 @@ void lostMessagesAreToldByTheirNumber() {
   CHECK(order(some, &others, 1).messages.empty());
   others.records.back().number = 5;
   CHECK(order(some, &others, 1).messages.empty());
-  // Of too few, those before show the sequence.
+  // These records are too few to show a sequence; the earlier messages show it.
   const Stream few = messagesOf({16, 19}, 1);
   const Stream after = messagesOf({17, 20, 21}, 3);
   CHECK(order(few, &after, 16).messages.empty());
@@ -216,7 +219,8 @@ void lostMessagesAreToldByTheirNumber() {
       messagesInOrder(byNumber(&few, &after), 16, before).messages.size() == 6);
 }
 
-// A communicator of a followed log, of which everything else is not needed.
+// Returns a communicator of a followed log, with the fields that these tests
+// need.
 Communicator memberOf(int64_t rank) {
   Communicator member;
   member.rank = rank;
@@ -235,11 +239,12 @@ void callsAreTakenOnceAllWroteThem() {
   CHECK(waits.completeCalls == 2 && waits.causedUs[1] == 60);
   CHECK(first.streams["AllReduce"].records.size() == 1);
   CHECK(takeCollectives(both, followed, "AllReduce", 2, 1).calls == 0);
-  // The second member ends: what the first still writes counts alone.
+  // The log of the second member has ended: a call that only the first member
+  // wrote is taken.
   const uint8_t firstOnly[] = {1, 0};
   waits = takeCollectives(both, firstOnly, "AllReduce", 2, 1);
   CHECK(waits.calls == 1 && waits.lostRecords == 1);
-  // Replays of a graph: numbers repeat, calls are counted.
+  // Replays of a graph repeat numbers, so calls are counted instead.
   first.streams["AllReduce"].records = {{8, 7, 5}, {8, 8, 6}, {8, 7, 7}};
   second.streams["AllReduce"].records = {{8, 7, 9}, {8, 8, 6}};
   waits = takeCollectives(both, followed, "AllReduce", 2, 1);
@@ -302,7 +307,8 @@ void messagesThatAreLostAreTakenToo() {
   CHECK(waits.lostRecords == 2 && waits.causedUs[0] == 40);
   first.streams["Recv"] = messagesOf({6}, 1); // written after all
   CHECK(takeMessages(both, 1, false).unmatchedRecords == 1);
-  // What is missing may still be written, until 32 others are.
+  // A missing message may still be written, until 32 later ones have been
+  // written.
   writeMessages(first, second, 61, 81, {62});
   CHECK(takeMessages(both, 1, false).calls == 1);
   first.streams["Send"].records.push_back({8, 62, 50});
@@ -314,7 +320,7 @@ void messagesThatAreLostAreTakenToo() {
   writeMessages(first, second, 101, 121, {});
   waits = takeMessages(both, 1, false);
   CHECK(waits.calls == 39 && waits.lostRecords == 1);
-  // Then a number comes twice: what follows cannot be matched.
+  // Number 121 comes twice: from there on, messages cannot be matched.
   writeMessages(first, second, 121, 122, {});
   writeMessages(first, second, 121, 122, {});
   CHECK(takeMessages(both, 1, false).unmatchedRecords == 4);
@@ -349,7 +355,8 @@ void messagesWithoutAnotherSideAreDropped() {
   Communicator first = memberOf(0);
   Communicator second = memberOf(1);
   Communicator* const both[] = {&first, &second};
-  // The second rank has no log at first, and then one from the beginning.
+  // The second rank's log is found late, but it holds the rank's messages from
+  // the first one on.
   writeMessages(first, second, 1, 61, {});
   Waits waits = takeMessages({both, 1}, 1, false);
   CHECK(waits.calls == 0 && waits.unmatchedRecords == 60);
@@ -371,7 +378,7 @@ void messagesWithoutAnotherSideAreDropped() {
   waits = takeMessages(both, 1, false);
   CHECK(waits.calls == 9 && waits.completeCalls == 9);
   CHECK(waits.unmatchedRecords == 30);
-  // The second one writes nothing any more.
+  // The second rank writes no more messages.
   Communicator other = memberOf(1);
   writeMessages(first, other, 70, 300070, {});
   waits = takeMessages(both, 1, false);

@@ -1,14 +1,14 @@
-// A profiler plugin of NCCL, in one VERSION of the interface, that logs what it
-// is told: at the end of each communicator its lines go to $LOGGED. It asks for
-// the events of $LOGGED_MASK, and from the first event of a communicator "dp2"
-// on for those of $LOGGED_MASK_LATER. $LOGGED_FAULT:
+// A profiler plugin of NCCL, in one VERSION of the interface, that logs what
+// NCCL reports. At the end of a communicator, the lines about this communicator
+// are written to $LOGGED. It asks for the events of $LOGGED_MASK, and from the
+// first event of a communicator "dp2" on for those of $LOGGED_MASK_LATER.
+// $LOGGED_FAULT:
 //   init    init() fails
 //   errors  all other functions fail, after they have done their work
 //   null    there are no contexts, and no handles but for operations
 //   odd     handles are odd numbers instead of addresses
 //   any     no handles, addresses and odd numbers in turn; nothing is logged,
-//   and
-//           whatever it is told is fine
+//           and every handle that NCCL passes is accepted
 #include <unistd.h>
 
 #include <atomic>
@@ -48,7 +48,7 @@ struct Event {
   Context* context;
   int number;
 };
-// Kept, so that a handle of any time can be told.
+// Never freed, so that a handle is recognised at any later time.
 std::vector<std::unique_ptr<Context>> g_contexts;
 std::vector<std::unique_ptr<Event>> g_events;
 Context g_foreign{"of other processes", {}, 0};
@@ -198,7 +198,8 @@ Result finalize(void* context) {
   write(*static_cast<Context*>(context));
   return kResult;
 }
-// Those that have no end of their own, when the library is closed.
+// Two contexts are never finalised: their lines are written when the library is
+// closed.
 struct AtEnd {
   ~AtEnd() {
     for (const Context* context : {&g_foreign, &g_without_context}) {

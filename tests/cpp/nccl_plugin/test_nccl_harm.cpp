@@ -1,11 +1,14 @@
-// What NCCL's calls could do to the program: nothing harms, whatever comes.
+// Tests that the plugin does not harm the program, whatever NCCL calls.
 //
-//   test_nccl_harm                       checks it
+//   test_nccl_harm                       runs the checks
 //   test_nccl_harm orders VERSION FIRST COUNT
-//                                        calls in random orders, by seed
+//                                        plays COUNT random orders of calls,
+//                                        with the seeds from FIRST on
 //   test_nccl_harm until-killed VERSION FILE
-//                                        collectives, whose number is in FILE
-//   test_nccl_harm many PLUGIN EVENTS    events, and the memory that they take
+//                                        plays collectives until it is killed,
+//                                        and counts them in FILE
+//   test_nccl_harm many PLUGIN EVENTS    plays events, and prints the memory
+//                                        that the process takes
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -36,7 +39,8 @@ using nccl_player::tableOf;
 
 namespace {
 
-// Handles of anything, in any order.
+// Plays random events. The handles that they pass are those of earlier events,
+// or random numbers.
 void playAtRandom(Player& player, Communicator& c, uint64_t seed, int events) {
   std::mt19937_64 random(seed);
   std::vector<void*> handles{nullptr};
@@ -141,7 +145,8 @@ void survives(const Order& order) {
   player.finalize(c);
 }
 
-// Prints a line for each order that is survived.
+// Plays random orders of calls; prints the seed of each one that the process
+// survived.
 int playOrders(int version, uint64_t first, uint64_t count) {
   for (uint64_t seed = first; seed < first + count; ++seed) {
     survives({seed, version, 3, 1000, 5});
@@ -190,7 +195,8 @@ size_t residentBytes() {
   return (resident - shared) * size_t(sysconf(_SC_PAGESIZE));
 }
 
-// Plays events to the loaded plugin; prints after each tenth the memory.
+// Plays events to the loaded plugin; prints the memory of the process after
+// each tenth of the events.
 int playMany(const char* path, uint64_t events) {
   void* plugin = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   void* table = plugin ? dlsym(plugin, "ncclProfiler_v6") : nullptr;
@@ -218,7 +224,8 @@ int playMany(const char* path, uint64_t events) {
   return 0;
 }
 
-// One rank of a communicator is recorded, the other one is not.
+// If two ranks of a communicator are in this process, only the first is
+// recorded.
 void takesOneRankOfEach() {
   Player player(6, tableOf(6));
   Communicator first{nullptr, 0x77, "", 2, 0};
@@ -230,8 +237,8 @@ void takesOneRankOfEach() {
   player.finalize(first);
 }
 
-// NCCL has one mask for all communicators: one that opens takes it from no
-// other.
+// NCCL has one mask of events for all communicators. While a communicator
+// opens, the events of the others must stay in the mask.
 void keepsTheMask() {
   Player player(6, tableOf(6));
   Communicator c{nullptr, 0x44, "", 2, 0};
@@ -280,8 +287,8 @@ void childIsSilent() {
   player.finalize(c);
 }
 
-// A communicator that is aborted leaves everything pending; the next one is
-// recorded as if it had never been.
+// An aborted communicator leaves all of its events pending. A later
+// communicator is recorded as if nothing were pending.
 void survivesAborts() {
   Player player(6, tableOf(6));
   for (uint64_t i = 0; i < 300; ++i) { // more than are kept from reuse

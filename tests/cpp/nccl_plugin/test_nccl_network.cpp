@@ -3,12 +3,12 @@
 //
 //   test_nccl_network                     checks how a transfer's time is split
 //   test_nccl_network simulate RANK RANKS BASE_NS SEED SLOW
-//       plays one rank of all-reduces in a ring, whose link from rank SLOW to
-//       the next one is slow, and prints what is known of it: "link", and the
-//       times in ns in which the network sent, the peer was not ready, and the
-//       GPU was not, in all; "waits", the sum of the kernels' waits;
-//       "transfer", the sum of the times after the last rank's begin. The ranks
-//       have one clock, which begins at BASE_NS.
+//       plays one rank of all-reduces in a ring. The link from rank SLOW to
+//       the next rank is slow. Prints three lines with the true sums in ns:
+//       "link": in which the network sent, the peer was not ready, and the GPU
+//       was not ready; "waits": in which the kernels waited; "transfer": from
+//       the last rank's begin to the end. All ranks have the same clock, which
+//       begins at BASE_NS.
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -85,7 +85,8 @@ class Transfer {
   void end() {
     player_.stop(op_);
   }
-  // NCCL's proxy passes that of another process on (PXN): never to be read.
+  // The context that the proxy passes. With PXN it is that of another process,
+  // and must never be read.
   static inline void* context = nullptr;
 
  private:
@@ -191,10 +192,10 @@ void checkSplit(const std::string& path) {
 
 struct Link {
   double network_us;
-  double slack_us; // of the ring's pace; a half waits for the GPU
+  double slack_us; // the rest of a step; a quarter of it waits for the GPU
 };
 
-// The same on all ranks: what each step of each link takes.
+// Returns for how long each step occupies each link; the same on all ranks.
 std::vector<Link> linksOf(int ranks, uint64_t seed, int slow) {
   std::mt19937_64 random(seed);
   std::uniform_real_distribution<double> around(0.9, 1.1);

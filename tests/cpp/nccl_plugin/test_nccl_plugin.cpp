@@ -4,8 +4,9 @@
 //   test_nccl_plugin                     checks the conversion of clocks
 //   test_nccl_plugin play VERSION [kill] plays a job's calls against the table,
 //                                        and kills itself before it finalises
-//   test_nccl_plugin joined VERSION      the same inside of operations that
-//                                        capture records, but for one call
+//   test_nccl_plugin joined VERSION      the same; all calls but the last are
+//                                        made inside of operations that capture
+//                                        records
 //   test_nccl_plugin loaded PLUGIN VERSION [all]
 //       the same against the loaded plugin, which is then closed as by NCCL.
 //       all: events of every type, for two communicators at a time, and for a
@@ -15,12 +16,12 @@
 //       ADDRESS is that of getNcclProfiler_v<N> in the library, VERSION the
 //       newest version that the library knows
 //
-//
-// All but the first print what was played, one operation a line:
-// process group, operation, number, peer or root, bytes in and out, begin, end,
-// and when both were reported (an end of 0 is not known), capture's operation
-// (0: none), number of the replay and of channels. The recorder is one per
-// process.
+// All modes but the first print what was played, one operation a line: process
+// group, operation, sequence number, peer or root, number of elements, type of
+// elements, begin, end (0: not known), when the begin and when the end were
+// reported, capture's operation (0: none), number of the replay, number of
+// channels. Each mode runs in a process of its own, because a process has one
+// recorder.
 #include <dlfcn.h>
 #include <link.h>
 #include <signal.h>
@@ -127,7 +128,7 @@ class Job {
     });
   }
 
-  // By copy engines; not printed.
+  // Plays a collective that copy engines run; print() leaves it out.
   void copied(const Player::Operation& operation) {
     inGroup([&](void* group) {
       void* call = begun(operation, false, group);
@@ -149,7 +150,8 @@ class Job {
       player_.stop(captured_calls_.back());
     }
   }
-  // From a host node of the graph, in a thread of CUDA's.
+  // NCCL reports a replay from a host node of the graph, in one of CUDA's
+  // threads.
   void replay() {
     replays_ += player_.hasCalls() ? 1 : 0;
     std::thread([this] {
@@ -239,7 +241,8 @@ class Job {
     void* kernels = player_.begin(nccl::kGroup, c_.context, nullptr);
     for (size_t i = 0; i < operations.size(); ++i) {
       Played& played = add(group, operations[i]);
-      // Without events of calls, those launched together cannot be joined.
+      // If NCCL reports no events of calls, operations that were launched
+      // together cannot be joined with capture's operations.
       played.op_id = player_.hasCalls() || operations.size() == 1 ? ids[i] : 0;
       played.replay = replay;
       void* handle =
@@ -257,7 +260,8 @@ class Job {
     });
   }
 
-  // What the proxy does for an operation, and for one of another process.
+  // Plays what the proxy does for an operation of this process, and for one of
+  // another process.
   void send(void* operation) {
     void* control = player_.begin(nccl::kProxyCtrl, c_.context, nullptr);
     player_.state(control, 14); // ncclProfilerProxyCtrlActive
@@ -417,8 +421,8 @@ int playThrough(char** arguments, bool all) {
 
 // ---- Clocks
 
-// Polls at random times up to 50 us late, of a GPU whose clock drifts by 20
-// parts in a million.
+// The GPU's clock drifts by 20 parts in a million. Each reading of the clock is
+// seen up to 50 us late.
 void convertsGpuTimes() {
   std::mt19937_64 random(1);
   nccl::GpuClock clock;
@@ -439,7 +443,7 @@ void convertsGpuTimes() {
     CHECK(late_ns <= 50'500);
   }
   CHECK(worst_ns < 3000);
-  // The GPU's clock was set anew, by an hour.
+  // The GPU's clock has been set forward by an hour.
   for (int i = 0; i < nccl::GpuClock::kStrangeInARow; ++i) {
     const uint64_t at_ns = 31'000'000'000 + uint64_t(i) * 1'000'000;
     clock.add(at_ns + 1000, gpu(at_ns) + 3'600'000'000'000);

@@ -1,4 +1,5 @@
-// Events of a profiler's trace as columns, and events left to the reader.
+// Tests which events of a profiler's trace become columns, and which are left
+// to the reader in Python.
 #include <string>
 #include <vector>
 

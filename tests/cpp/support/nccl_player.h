@@ -21,7 +21,8 @@ namespace nccl_player {
 
 using namespace commprof::nccl;
 
-// As wide as NCCL's, whose adapters copy also what the plugin does not use.
+// At least as large as NCCL's descriptor: NCCL's adapters also copy fields that
+// the plugin does not use.
 template <class Descriptor>
 struct Wide {
   Descriptor event;
@@ -77,11 +78,11 @@ class Player {
     return isTold(type, __atomic_load_n(&mask, __ATOMIC_RELAXED), version_);
   }
 
-  // An event of which only the type is told.
+  // Begins an event that has only a type and a parent.
   void* begin(uint64_t type, void* context, void* parent) {
     return start(type, context, parent, [](auto&) {});
   }
-  // A call of the API.
+  // Begins a call of NCCL's API.
   void* call(
       Communicator& c,
       const char* func,
@@ -101,7 +102,7 @@ class Player {
           }
         });
   }
-  // Whatever began, or nothing.
+  // Stops the event of `handle`; does nothing for null.
   void stop(void* handle) {
     if (handle != nullptr) {
       v5()->stop_event(handle);
@@ -218,7 +219,7 @@ class Player {
   TableV4* v4() {
     return static_cast<TableV4*>(table_);
   }
-  // Also for the functions that all versions have in common.
+  // Also used for the functions that are equal in all versions.
   TableV5* v5() {
     return static_cast<TableV5*>(table_);
   }
@@ -245,7 +246,7 @@ class Player {
   void* table_;
 };
 
-// This program's own tables.
+// Returns this program's own table for a version of the interface.
 inline void* tableOf(int version) {
   return version == 3 ? static_cast<void*>(&ncclProfiler_v3)
       : version == 4  ? static_cast<void*>(&ncclProfiler_v4)
@@ -254,7 +255,7 @@ inline void* tableOf(int version) {
                       : &ncclProfiler_v7;
 }
 
-// The GPU's clock, which began at another time.
+// How far the GPU's clock is ahead of the host's: a day.
 inline constexpr uint64_t kGpuLateNs = 86'400'000'000'000;
 inline uint64_t gpuNow() {
   return commprof::nowNs() + kGpuLateNs;

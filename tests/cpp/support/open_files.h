@@ -1,4 +1,5 @@
-// Number of this process's open files, one more while they are counted.
+// Returns the number of this process's open files, including the one that is
+// open while they are counted.
 #pragma once
 
 #include <cstddef>

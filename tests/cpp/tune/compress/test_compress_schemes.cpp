@@ -37,8 +37,8 @@ bool usesFeedback(const Case& test_case) {
   return scheme == "int4" || scheme == "topk" || scheme == "powersgd";
 }
 
-// True if plain means are preceded by a handshake only for a new bucket,
-// because there is no state to protect.
+// True if only the first plain mean of a bucket is preceded by a handshake,
+// because the compressor has no state that non-finite gradients could damage.
 bool handshakesOnce(const Case& test_case, size_t n) {
   const bool sparse = test_case.options.scheme == "topk";
   return test_case.options.scheme == "none" ||

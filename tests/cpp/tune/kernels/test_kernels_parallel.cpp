@@ -1,4 +1,5 @@
-// Tests threads: every piece runs once, results equal one thread's, and forks.
+// Tests kernels on several threads: every piece runs once, results equal those
+// of one thread, and forked children have threads too.
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -157,15 +157,16 @@ void testDamagedEncodings() {
       std::swap(at[1], at[3]);
     });
   }
-  // The last part has 34,464 places: the first place beyond it.
+  // The last part has 34,464 places: the offset just beyond them is rejected.
   checkDamageIsRejected(shape, [&](auto& bytes) {
     const uint16_t beyond = 100000 - 65536;
     std::memcpy(bytes.data() + offsets + 2 * 999, &beyond, 2);
   });
 }
 
-// Checks that valid encodings stay in bounds: sanitizers detect accesses beyond
-// the exact allocations, and guards detect writes without them.
+// Checks that adding a valid encoding stays in bounds. Sanitizers detect
+// accesses beyond the exact allocations; without sanitizers, the guards detect
+// writes.
 void addIfValid(const std::vector<uint8_t>& bytes, const Shape& shape) {
   const auto exact = std::make_unique<uint8_t[]>(bytes.size());
   std::memcpy(exact.get(), bytes.data(), bytes.size());

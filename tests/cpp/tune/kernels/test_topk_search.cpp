@@ -73,7 +73,8 @@ void testSeedChangesNothing() {
   }
 }
 
-// Tests bands around the number of histogram bins, with their last key.
+// Tests bands about as wide as the histogram has bins, with one value for each
+// key of the band.
 void testCutAtTheEndOfABand() {
   const int32_t lowest = int32_t(bitsOf(1.0f));
   for (const int32_t wide : {1022, 1023, 1024, 1025, 2047, 2048}) {

@@ -213,7 +213,8 @@ void pinTo(int core) {
   CHECK_EQ(sched_setaffinity(0, sizeof set, &set), 0);
 }
 
-// Tests spinning; no pinned rank knows the others' cores from its own.
+// Tests whether ranks spin that are pinned to `cores`. A pinned rank's own core
+// does not tell it whether the others have different ones.
 void testSpinning(const std::vector<int>& cores, bool expected) {
   TeamOptions first = teamOptions(0, int(cores.size()), 4096);
   first.name = Team::makeName();

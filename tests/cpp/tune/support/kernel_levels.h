@@ -1,4 +1,5 @@
-// Runs a test at each level of this machine, and prints those that it lacks.
+// Runs a test at each SIMD level that this machine has; prints which levels it
+// lacks.
 #pragma once
 
 #include <algorithm>
