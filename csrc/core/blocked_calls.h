@@ -4,8 +4,8 @@
 // TORCH_DISTRIBUTED_DEBUG=DETAIL compares all calls between the ranks before
 // they are issued, first calls connect, and backends of other authors may run
 // the whole collective inside the call. Such a thread sleeps, so its wall time
-// exceeds its CPU time, and it has given up its core by itself. A thread whose
-// core was taken from it has not.
+// exceeds its CPU time, and it gives up its core by itself. A thread that loses
+// its core to another thread does not give it up.
 //
 // Reading the CPU time and how often the thread has given up its core takes two
 // system calls, about 2 us on a virtual machine. So they are read only where a

@@ -143,7 +143,8 @@ void recordRunDelay(Recorder& recorder, uint64_t now_ns) noexcept {
     last = now;
     return;
   }
-  // A delay between now_ns and the reading belongs to the next interval.
+  // The counter is read after now_ns: a delay between now_ns and the reading
+  // belongs to the next interval.
   const uint64_t found_ns =
       std::min(more(now.delay_ns, last.delay_ns), now_ns - last.at_ns);
   now.delay_ns = last.delay_ns + found_ns;

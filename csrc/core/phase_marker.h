@@ -7,8 +7,8 @@
 
 namespace commprof {
 
-// Marks a step boundary now. `step` ends at it if `ended`; otherwise the
-// boundary only begins the next step (start of capture, or after a pause).
+// Marks a step boundary now. `step` ends at this boundary if `ended`; otherwise
+// the boundary only begins the next step (start of capture, or after a pause).
 // `found` tells who placed the boundary: kStepDeclared or another constant of
 // its enum.
 void markStep(

@@ -200,8 +200,8 @@ struct alignas(64) Record {
   uint32_t aux = 0; // root or peer rank, bucket index, phase code
   uint64_t bytes_in = 0;
   uint64_t bytes_out = 0;
-  // Sequence number of the collective in its group, the same on all ranks; for
-  // a message: among the messages of its two ranks, or kNoSeq.
+  // Sequence number of the collective in its group, the same on all ranks; of a
+  // message: its number among the messages between its two ranks, or kNoSeq.
   uint32_t seq = 0;
   uint32_t flags = 0; // bits: kFailed and the constants after it
   uint64_t value = 0;

@@ -159,7 +159,8 @@ class Recorder {
   alignas(64) std::atomic<uint64_t> op_id_{0};
 
   alignas(64) RingPool pool_;
-  // Lost because there was no ring, or never made.
+  // Number of records that were lost because there was no ring, or that were
+  // never made.
   std::atomic<uint64_t> unrecorded_{0};
 
   std::mutex session_mutex_; // one start() or stop() at a time
@@ -221,7 +222,7 @@ class Recorder {
   std::vector<std::pair<Ring*, uint64_t>> marks_;
   std::vector<Record> drain_buffer_;
 
-  // Locks that the forking thread holds besides mutex_.
+  // Whether the forking thread holds these locks besides mutex_.
   bool forker_has_session_ = false;
   bool forker_has_drain_ = false;
 };

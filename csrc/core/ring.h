@@ -130,7 +130,7 @@ class Ring {
   Record* records_;
   const uint64_t capacity_;
   const uint64_t mask_;
-  // push() checks the ring's filling every 1024 pushes, in a small ring every
+  // push() checks how full the ring is every 1024 pushes, in a small ring every
   // 256.
   const uint64_t look_mask_;
   uint64_t known_tail_ = 0; // the owner's copy; the tail only increases

@@ -71,8 +71,8 @@ class RingPool {
   void takeBack(Ring* ring) noexcept;
   std::string path(size_t index) const;
 
-  // Trivially destructible, so that a push that another thread-local's
-  // destructor makes after ~Return() can still read it, and finds no ring.
+  // Trivially destructible: the destructor of another thread-local may push
+  // after ~Return(). Such a push can still read this object, and finds no ring.
   static constinit thread_local Lent t_lent;
   static thread_local Return t_return;
 

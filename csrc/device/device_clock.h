@@ -90,7 +90,7 @@ class ClockKeeper {
   std::unique_ptr<Device::Event> asked_;
   uint64_t asked_ns_ = 0; // 0: no answer is awaited
   uint64_t next_ns_ = 0;
-  // The narrowest anchor so far, until the first one is accepted.
+  // The narrowest anchor so far, until a first anchor is accepted.
   std::optional<ClockAnchor> first_;
   uint64_t first_ns_ = 0; // begin of the search for the first anchor
   // The last event that was seen to be done: times of other events are measured

@@ -19,7 +19,7 @@ constexpr size_t kMostAhead = 4096;
 constexpr size_t kMayBeLate = 32;
 // At least this many of the latest messages are kept for finding the sequence.
 constexpr size_t kMostLatest = 1024;
-// Number of messages that wait for the records of one peer, at most.
+// Largest number of messages that wait for the records of one peer.
 constexpr size_t kMostWaiting = size_t(1) << 16;
 
 Stream* streamWith(Communicator& member, const std::string& kind) {

@@ -1,6 +1,6 @@
 // Operations of a job that still runs: takes completed calls from logs that
-// grow, so that counted calls need not be kept. Each process writes its log in
-// pieces, at times of its own. A call is over once every process that is
+// grow, so that counted calls need not be kept. Processes write their logs in
+// pieces, each at different times. A call is over once every process that is
 // followed has written this call, or a later call of the same communicator and
 // kind. Do not follow a process that writes no more: its ranks then count as
 // not recorded.
@@ -25,13 +25,13 @@ Waits takeCollectives(
     uint32_t blocks);
 
 // Takes the messages whose send and recv were both written. If a record is
-// lost, the repeated sequence tells the message's place, as in splitMessages,
-// once a whole turn of the sequence and 32 messages follow. Left out are:
-// messages of a member that repeats no sequence, once it lost one; messages
-// with a rank that is not among the members, even if that rank comes later; and
-// the oldest messages, where too many wait for the other rank's records.
-// `isAll`: takes all messages that were written, exactly as splitMessages
-// splits them.
+// lost, the repeated sequence tells the place of its message, as in
+// splitMessages, once a whole turn of the sequence and 32 messages follow.
+// Leaves out: messages of a member that has lost a message and repeats no
+// sequence; messages with a rank that is not among the members, even if that
+// rank is added later; and the oldest of too many messages that wait for the
+// other rank's records. `isAll`: takes all messages that were written, exactly
+// as splitMessages splits them.
 Waits takeMessages(
     std::span<Communicator* const> members,
     uint32_t blocks,

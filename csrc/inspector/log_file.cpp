@@ -15,7 +15,7 @@ constexpr size_t kLongestLine = size_t(4) << 20;
 constexpr int64_t kMostRanks = 1 << 24;
 // NCCL has fewer than ten kinds.
 constexpr uint8_t kMostKinds = 64;
-// Number of calls of a communicator whose order is kept, at most.
+// Largest number of calls of a communicator whose order is kept.
 constexpr size_t kMostOrdered = size_t(1) << 16;
 constexpr size_t kMostAlgorithms = 4096;
 // In microseconds: 11.6 days. A longer time is damage.
@@ -39,8 +39,8 @@ uint64_t operationsOf(const Communicator& log) {
   return operations;
 }
 
-// True if a log begins where another ends. If a dump is split between them,
-// sequence numbers decide.
+// True if `log` begins where `before` ends. If a dump is split between the two
+// logs, sequence numbers decide.
 bool follows(const Communicator& log, const Communicator& before) {
   if (log.firstDumpUs != before.lastDumpUs) {
     return before.lastDumpUs >= 0 && log.firstDumpUs > before.lastDumpUs;

@@ -91,8 +91,8 @@ struct Communicator {
 };
 
 // A process may have several logs of one communicator, for example if logs were
-// split by size. Joins their records in the first member of the result; the
-// other members follow in the order of their dumps, and are empty. Logs that
+// split by size. Joins their records in the first element of the result; the
+// other logs follow in the order of their dumps, and are empty. Logs that
 // overlap the joined ones, such as copies, lose their records and are left out
 // of the result and of later joins. May be called again while logs grow: a log
 // whose operations were counted stays the first.

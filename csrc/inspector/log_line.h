@@ -3,7 +3,7 @@
 //
 // Formats v4.0 to v4.2 repeat `header` and `metadata` in each line; from v4.3
 // on only a `dump_stats` line has them, and the operations follow it. Some
-// tools write the fields of both at the top level.
+// tools write the fields of `header` and `metadata` at the top level.
 #pragma once
 
 #include <cstdint>

@@ -36,7 +36,8 @@ void LostRecords::add(
   }
   std::sort(sorted_.begin(), sorted_.end());
   const size_t count = sorted_.size();
-  // Median of the times, without the time at place `leftOut`.
+  // Returns the median of `number` sorted times, without the time at index
+  // `leftOut`.
   const auto median = [&](size_t number, size_t leftOut) {
     const auto time = [&](size_t i) {
       return double(sorted_[i + size_t(i >= leftOut)].first);
@@ -89,8 +90,8 @@ double LostRecords::waitUs(const Lost& lost, size_t member) const {
   }
   const double spread = of.xx - of.x * of.x / of.count;
   const bool hasSlope = of.count >= kFewestOfLine && spread > 1e-9 * of.xx;
-  // Between 0, for a rank that never waits, and 1, for a rank that waits like
-  // the others.
+  // The slope is between 0, for a rank that never waits, and 1, for a rank that
+  // waits like the others.
   const double slope = hasSlope
       ? std::clamp((of.xy - of.x * of.y / of.count) / spread, 0.0, 1.0)
       : 1;

@@ -14,8 +14,8 @@ constexpr uint32_t kFewestRecords = 3;
 // they are not inferred from the sequence: they may belong to the set-up, which
 // repeats nothing.
 constexpr size_t kMostBefore = 3;
-// The order is found only if there are at most this many times as many
-// messages, lost ones included, as recorded messages.
+// The order is found only if the recorded and the lost messages together are at
+// most this many times the recorded ones.
 constexpr size_t kMostLost = 4;
 
 // Returns the shortest sequence of messages that repeats; empty if there is

@@ -138,7 +138,7 @@ class Ledger {
     }
   }
 
-  // Sets `lostWaitUs`, from the number of each member's calls in each block.
+  // Sets `lostWaitUs`, from the number of calls in each block.
   void estimateLost(std::span<const double> callsOfBlock) {
     waits_.lostWaitUs.resize(members_ * callsOfBlock.size());
     for (size_t member = 0; member < members_; ++member) {
@@ -172,7 +172,7 @@ class Ledger {
     return lost_;
   }
 
-  // Returns the waiting for each member, for use in a second pass.
+  // Returns the waiting that each member caused, for use in a second pass.
   std::vector<double> causedUs() const {
     std::vector<double> total(members_);
     for (size_t place = 0; place < waits_.causedUs.size(); ++place) {
@@ -365,7 +365,8 @@ std::unordered_set<uint32_t> ambiguous(std::span<const Ordered> ranks) {
   return result;
 }
 
-// Finds the part of the run that a key is in, from the first and last key.
+// Divides the run, from its first to its last key, into equal blocks, and finds
+// the block of a key.
 class Blocks {
  public:
   Blocks(std::span<const Ordered> ranks, uint32_t blocks) : blocks_(blocks) {
@@ -563,7 +564,8 @@ Waits unsplit(std::span<const Stream* const> streams) {
 
 namespace {
 
-// Records of one rank's messages with one peer, in order; null if one is lost.
+// Records of one rank's messages with one peer, in order; null stands for a
+// lost record.
 using ByPeer = std::unordered_map<int32_t, std::vector<const Record*>>;
 
 // All messages of a rank.
@@ -643,7 +645,8 @@ bool isLost(const Record* record) {
   return record == nullptr;
 }
 
-// True if two lists may be of the same messages.
+// True if the messages at the same place in both lists have equal sizes, as far
+// as their records are not lost.
 bool haveEqualSizes(const MessagePair& pair) {
   return std::equal(
       pair.records[0].begin(),

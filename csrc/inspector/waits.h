@@ -15,7 +15,7 @@
 //
 // A send and its recv end together too; the longer of the two waited for the
 // other. Which rank is the root of a broadcast or reduce is not in the log, and
-// some of its ranks may leave early: its time is not split.
+// some ranks may leave such an operation early: its time is not split.
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,8 @@ namespace commprof::nccl {
 
 namespace {
 
-// Any thread may read an entry while another one writes it: `use` is odd then.
+// Any thread may read an entry while another one writes it; during the write,
+// `use` is odd.
 struct Entry {
   std::atomic<uint32_t> use{0}; // twice the number of uses so far
   std::atomic<uint64_t> begin_ns{0};

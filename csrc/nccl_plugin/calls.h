@@ -1,5 +1,5 @@
-// Calls of NCCL's API, to which the operations of their kernels refer.
-// Operations of an eager call come within the call's group. Operations of a
+// Calls of NCCL's API. The operations that NCCL launches for a call refer to
+// it. Operations of an eager call come within the call's group. Operations of a
 // call that a CUDA graph captured come at each replay, as long as the graph
 // lives. So the place of a captured call is never given to another call. No
 // function allocates, throws, waits or makes system calls.
@@ -33,7 +33,8 @@ Handle rememberCall(const ApiCall& call) noexcept;
 // If there is no room left, the handle says only that the call was captured.
 Handle rememberCapturedCall(const ApiCall& call) noexcept;
 // `part` tells apart the operations into which NCCL divides one call, such as
-// the messages of an all-to-all; it is not 0. A replay begins with the first.
+// the messages of an all-to-all; it is not 0. The part that came first begins
+// each replay.
 Caller callerOf(Handle handle, uint32_t part) noexcept;
 
 } // namespace commprof::nccl

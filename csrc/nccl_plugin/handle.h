@@ -22,8 +22,8 @@ enum class Tag : uint8_t {
 
 // Largest numbers of slots in use at a time.
 inline constexpr uint32_t kCalls = 1 << 12;
-// A captured call keeps its slot: largest number in the whole life of the
-// process.
+// Largest number of captured calls in the whole life of the process, since each
+// keeps its slot.
 inline constexpr uint32_t kCapturedCalls = 1 << 16;
 inline constexpr uint32_t kOperations = 1 << 14;
 inline constexpr uint32_t kMaxChannels = 128; // of one operation

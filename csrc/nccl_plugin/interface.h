@@ -200,8 +200,8 @@ struct DescriptorV4 {
   };
 };
 
-// Version 3 names the communicator in each operation, tells at most how many
-// channels an operation has, and has no times of the GPU.
+// Version 3 names the communicator in each operation, tells only an upper bound
+// of the channels of an operation, and has no times of the GPU.
 struct CommunicatorFields {
   const char* communicator_name;
   uint64_t communicator_id;

@@ -46,7 +46,7 @@ struct OperationId {
 OperationId idOf(Handle operation) noexcept;
 
 // Call these when a channel's kernel has begun or ended. `gpu_ns`: when that
-// happened by the GPU's clock; 0 if this is not known, so that the time of the
+// happened by the GPU's clock; 0 if this is not known: then the time of the
 // call counts.
 Handle beginChannel(
     Handle operation,

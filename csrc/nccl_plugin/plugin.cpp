@@ -2,9 +2,9 @@
 // translation of their events to operations, calls and channels.
 //
 // The record path (begin and end of events) does not allocate, lock or make
-// system calls once a thread has its ring: see core/recorder.h. All of it is in
-// one file, because all versions share the translations, and capture's module
-// compiles the file again to export the tables itself.
+// system calls once a thread has its ring: see core/recorder.h. The tables and
+// the translation are in one file, because all versions share the translations,
+// and capture's module compiles the file again to export the tables itself.
 #include <atomic>
 #include <cstdio>
 #include <exception>
@@ -458,7 +458,8 @@ Result startEvent(void* context, void** handle, Descriptor* event) {
   return kSuccess;
 }
 
-// When NCCL stops a call or an operation, it has only been enqueued.
+// When NCCL stops the event of a call or of an operation, the operation has
+// only been enqueued.
 template <int version>
 Result stopEvent(void* pointer) {
   const Handle handle = Handle::of(pointer);

@@ -27,7 +27,7 @@ enum class Level : uint8_t {
 };
 // Throws std::runtime_error if the variable has an unknown value.
 Level levelFromEnvironment();
-// Says once, if this is the first rank, that NCCL is recorded.
+// Prints once, if this is the first rank, that NCCL is recorded.
 void sayRecorded() noexcept;
 void setFirstRank(bool first) noexcept;
 
@@ -38,8 +38,8 @@ void switchOff(const std::string& reason) noexcept;
 
 // Tells which of NCCL's variables holds the mask of events; null for none.
 void holdMask(int* mask) noexcept;
-// askFor() sets the events that this plugin asks for; the next function those
-// that the user's plugin asks for.
+// askFor() sets the events that this plugin asks for, askForUser() those that
+// the user's plugin asks for.
 void askFor(int events) noexcept;
 void askForUser(int events) noexcept;
 // True if this plugin asks for events of this type.

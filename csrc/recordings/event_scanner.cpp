@@ -189,7 +189,7 @@ size_t EventScanner::scan(std::string_view text, size_t at) {
   }
 }
 
-// Moves `at` behind the event if it was taken.
+// Scans the event at `at`. Moves `at` behind the event if it was taken.
 EventScanner::Outcome EventScanner::scanEvent(
     std::string_view text,
     size_t& at) {

@@ -1,6 +1,7 @@
 // Finds the positions of values in JSON text. It is as strict as Python's json
-// module: Python accepts every text that this accepts. A value is returned as a
-// token: a piece of the text, with the quotes and escapes of strings.
+// module: Python accepts every text that this class accepts. A value is
+// returned as a token: a piece of the text, with the quotes and escapes of
+// strings.
 #pragma once
 
 #include <cstddef>

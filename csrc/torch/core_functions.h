@@ -4,7 +4,8 @@
 //
 // A module is not linked with the core, which has the only recorder of the
 // process: it gets this table of functions from the loaded core, as a capsule.
-// This works for any names of the two files, however they were loaded.
+// This works whatever the files of the module and of the core are called, and
+// however they were loaded.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/comm.hpp>

@@ -79,8 +79,9 @@ constexpr uint32_t kTimeBits = 45;
 constexpr uint64_t kTimeMask = (uint64_t(1) << kTimeBits) - 1;
 constexpr uint64_t kNoRoom = 1; // no place begins there
 
-// Sequence numbers of collectives wrap around, and so do rounds. Rounds wrap
-// around more often in groups with fewer slots.
+// Rounds are counted modulo this number. With kSlots slots, they wrap around
+// together with the sequence numbers of collectives; groups with fewer slots
+// have more rounds, which wrap around more often.
 constexpr uint64_t kRounds = (uint64_t(1) << 32) / ArrivalBoard::kSlots;
 static_assert(kRounds < uint64_t(1) << (64 - kTimeBits));
 

@@ -65,9 +65,8 @@ struct AskedAbout {
 
 class ArrivalBoard {
  public:
-  // Number of collectives that are kept for a group, the newest ones. It is
-  // lower if the group has many ranks on this host, or once half of the memory
-  // is taken.
+  // Number of newest collectives that are kept for a group. It is lower if the
+  // group has many ranks on this host, or once half of the memory is taken.
   static constexpr uint32_t kSlots = 1 << 14;
   static constexpr uint32_t kFewestSlots = 64;
   // Each ordered pair of ranks that exchange messages counts as a group.

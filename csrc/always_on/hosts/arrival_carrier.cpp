@@ -226,7 +226,7 @@ void ArrivalCarrier::flush() noexcept {
   board_->setLinks(links);
 }
 
-// Leaves a parent that is silent, and forgets children that are.
+// Leaves a silent parent, and forgets silent children.
 void ArrivalCarrier::followLocked(uint64_t now_ns) {
   std::erase_if(children_, [&](const auto& child) {
     return now_ns > child.second.heard_ns + kForgetNs;

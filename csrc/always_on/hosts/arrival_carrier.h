@@ -59,7 +59,7 @@ class ArrivalCarrier {
   static constexpr uint32_t kMaxHosts = 1 << 16;
   static constexpr size_t kMaxChildren = 64;
 
-  // `clock` must outlive it. Throws std::system_error, or
+  // `clock` must outlive the carrier. Throws std::system_error, or
   // std::invalid_argument.
   ArrivalCarrier(
       std::shared_ptr<ArrivalBoard> board,

@@ -78,7 +78,8 @@ struct NumberReader {
     good = false;
     return 0;
   }
-  // Reads a number by its difference from `before`; it must be below `limit`.
+  // Reads the difference of a number from `before`, and returns the number,
+  // which must be below `limit`.
   uint32_t after(uint32_t before, uint32_t limit) noexcept {
     const uint64_t number = before + uint64_t(difference());
     good = good && number < limit;
@@ -165,7 +166,8 @@ bool ArrivalPacker::addPart(
       datagrams_.back().size() + kNumbersPerCollective * kMostNumberBytes <=
           kMaxBytes;
   if (!continues) {
-    // Ranks of a group take at most 4 bytes, times seldom more than 6.
+    // Each listed arrival has two rank numbers of at most 4 bytes, and a time
+    // of seldom more than 6.
     const size_t needed = sizeof(RunHeader) +
         (kNumbersPerCollective + 1) * kMostNumberBytes + listed * 18;
     if ((datagrams_.empty() || datagrams_.back().size() + needed > kMaxBytes) &&

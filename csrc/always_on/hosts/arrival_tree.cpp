@@ -42,7 +42,8 @@ void ArrivalTree::drop(const Id& id) {
   }
 }
 
-// Returns null for a group of another size under the same key.
+// Returns the collective; adds it if it is not kept yet. Null if the kept one
+// has the same key, but a group of another size.
 ArrivalTree::Collective* ArrivalTree::collective(
     const Id& id,
     uint32_t size,
@@ -138,7 +139,8 @@ void ArrivalTree::reopen(uint64_t key) {
   }
 }
 
-// Returns true while ranks of this host are missing.
+// Takes the arrivals of this host's ranks at a collective. Returns true while
+// some of these ranks are missing.
 bool ArrivalTree::scan(
     Collective& one,
     const ClockLine& clock,

@@ -30,8 +30,9 @@ class ArrivalTree {
   // Arrivals farther than this in the past or in the future are rejected.
   static constexpr uint64_t kPastNs = 60'000'000'000;
   static constexpr uint64_t kFutureNs = 1'000'000'000;
-  // After this time, a host sends up its last known arrival even if some of its
-  // ranks are missing.
+  // kSettleNs after the first arrival at a collective, a host sends up its last
+  // known arrival even if some of its ranks are missing. After kPartialNs, the
+  // root gives up waiting for ranks that stay unseen.
   static constexpr uint64_t kSettleNs = 300'000'000;
   static constexpr uint64_t kPartialNs = 3'000'000'000;
   // For how long a collective is kept if its last arrival stays unknown, and

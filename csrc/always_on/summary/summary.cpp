@@ -313,7 +313,8 @@ size_t Summary::rarest(bool joins) const {
 bool Summary::moveRarest() {
   size_t from = rarest(true);
   if (from == 0) {
-    // Keeps the limit, but splits the sums of one operation.
+    // No entry can be merged within its operation. The limit is kept, but the
+    // sums of this operation are then in more than one entry.
     from = rarest(false);
   }
   if (from == 0) {

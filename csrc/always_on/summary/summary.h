@@ -25,7 +25,7 @@ namespace commprof {
 class Summary {
  public:
   // Largest number of combinations of operation, group and size. Further
-  // combinations are counted in one entry for all others of their operation, so
+  // combinations of an operation are counted in one entry of this operation, so
   // that an operation's sums only grow.
   static constexpr size_t kMaxOperations = 256;
   // Largest number of operations between issue and end. An operation counts as
@@ -61,9 +61,9 @@ class Summary {
     uint64_t dropped; // records lost so far
   };
   // Returns at most `limit` bytes, if `limit` is at least 350'000. If the JSON
-  // is longer, the rarest combinations are permanently moved to the entry for
-  // the others of their operation. If that is not enough, the rarest operations
-  // are moved to kOther.
+  // is longer, the rarest combinations of an operation are permanently merged
+  // in one entry. If that is not enough, the rarest operations are merged in
+  // the entry of kOther.
   const std::string& json(const State& state, size_t limit);
 
  private:

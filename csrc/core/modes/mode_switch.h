@@ -17,8 +17,8 @@ class ModeSwitch {
   void watch(const std::string& path);
 
   // Counts signals `number` from now on until the process ends: a signal after
-  // the trace is closed must not end the program. False if the program handles
-  // or ignores the signal itself, which then does not change.
+  // the trace is closed must not end the program. Returns false and changes
+  // nothing if the program handles or ignores the signal itself.
   static bool countSignals(int number) noexcept;
 
   // Returns the mode that was requested since the last call, if any. A signal

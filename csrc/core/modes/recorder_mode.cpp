@@ -101,7 +101,8 @@ void Recorder::refreshEnabled() noexcept {
 }
 
 // Writes whether recording is on, so that a monitor does not take this rank's
-// silence for a hang. Call it before the first records that follow are written.
+// silence for a hang. Call it before the first records since the change are
+// written.
 bool Recorder::writeRecordingLocked() noexcept {
   const uint64_t now_ns = nowNs();
   if (enabled()) {

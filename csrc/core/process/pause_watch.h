@@ -52,8 +52,8 @@ class PauseWatch {
     return true;
   }
 
-  // Call these before and after a sleep of `planned_ns` at most, in which a
-  // pause may fall.
+  // Call beginSleep() before and endSleep() after a sleep of at most
+  // `planned_ns`, in which a pause may fall.
   void beginSleep(uint64_t planned_ns) noexcept {
     begin(planned_ns, nowNs(), processCpuNs());
   }
@@ -74,9 +74,9 @@ class PauseWatch {
       supposed_ = Pause{begin_ns_ + planned_ns_ / 2, now_ns};
     }
   }
-  // Returns the pause inferred from such a sleep, once. Its begin and length
-  // are exact to half of planned_ns. Call it one sleep later, because a stop
-  // would have been observed by then.
+  // Returns the pause inferred from a sleep that lasted far too long, once. Its
+  // begin and length are exact to half of planned_ns. Call it one sleep later,
+  // because a stop would have been observed by then.
   std::optional<Pause> supposed() noexcept {
     if (supposed_) {
       count(*supposed_);

@@ -236,7 +236,7 @@ void waitedFor(CollectiveId behind) {
   }
 }
 
-// Returns the timeline on which a wait is marked; null if it is not to be
+// Returns the timeline on which a wait is marked; null if the wait is not to be
 // marked.
 DeviceTimeline* timelineOfWait(
     StreamOrCurrent stream,

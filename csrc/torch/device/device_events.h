@@ -108,13 +108,14 @@ struct DeviceStream {
 // nullopt: the calling thread's current stream.
 using StreamOrCurrent = std::optional<DeviceStream>;
 
-// Returns the last collective that the stream waited for or ran, unless a
-// StreamWait has waited for it. An event recorded on the stream now comes after
-// this collective.
+// Returns the last collective that the stream waited for or ran; none if a
+// StreamWait has waited for this collective since. An event recorded on the
+// stream now comes after this collective.
 CollectiveId lastOnStream(StreamOrCurrent stream) noexcept;
 
-// Placed around a call that makes `stream` wait for an event after the
-// collective `behind`. Counts only if `stream` is the thread's current stream.
+// Placed around a call that makes `stream` wait for an event that was recorded
+// after the collective `behind`. Counts only if `stream` is the thread's
+// current stream.
 class StreamWait {
  public:
   StreamWait(StreamOrCurrent stream, CollectiveId behind) noexcept;

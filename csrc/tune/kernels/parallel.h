@@ -23,8 +23,9 @@ inline constexpr size_t kGrain = 256 * 1024;
 inline constexpr int kMaxThreads = 256;
 
 // Number of threads that a kernel may use: 1, or the value of the environment
-// variable COMMPROF_KERNEL_THREADS or of setThreads(). Both throw
-// std::invalid_argument, with the value and the allowed range.
+// variable COMMPROF_KERNEL_THREADS or of setThreads(). threads() and
+// setThreads() throw std::invalid_argument, with the value and the allowed
+// range.
 int threads();
 void setThreads(int count);
 

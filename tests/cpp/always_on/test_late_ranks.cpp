@@ -1,5 +1,5 @@
-// Tests the waiting for late ranks by blocks of time: their number, and the
-// clock that they use.
+// Tests how waiting for late ranks is counted by blocks of time: the number of
+// blocks and ranks, and the clock of the blocks.
 #include "always_on/arrivals/late_ranks.h"
 
 #include <string>
@@ -68,7 +68,8 @@ void timesMoveByWholeBlocks() {
       holds(late, waitedFor(kBlock, cell(102, 2, 5) + "," + cell(105, 1, 8))));
 }
 
-// In a group of 8,192 ranks, the 1,024 that cost most are kept one by one.
+// In a group of 8,192 ranks, only the 1,024 ranks that cost most waiting are
+// listed one by one.
 void theNumberOfRanksIsBounded() {
   LateRanks late;
   for (uint32_t rank = 0; rank < 8192; ++rank) {

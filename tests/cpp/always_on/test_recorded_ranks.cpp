@@ -43,7 +43,7 @@ std::map<uint32_t, std::string> summarised(const Ranks& ranks) {
     exchange.setBoard(board, number);
     auto& summary = summaries[number];
     summary = std::make_unique<Summary>(0, exchange);
-    // As the recorder does, which drains pauses first.
+    // Puts pauses first, as the recorder does.
     std::vector<Record> records = rank.records;
     std::stable_partition(
         records.begin(), records.end(), [](const Record& record) {

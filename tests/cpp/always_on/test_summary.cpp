@@ -309,7 +309,7 @@ void waitsAreSplitAcrossPhases() {
   }
 }
 
-// A wait of the compute stream counts where batches are read on another one.
+// If batches are read on another stream, the waits of the compute stream count.
 void aDevicesDataStreamIsNotItsComputeStream() {
   const auto on = [](uint64_t stream, Kind kind, Record made) {
     made.kind = kind;

@@ -127,7 +127,7 @@ void aCollectiveWithoutAnEndEndsWithItsWait() {
   waited.timestamp_ns = kBegin + 2 * kMs;
   waited.value = kBegin + 24 * kMs;
   ranks.early.ledger.takeWait(waited);
-  // An end may still be drained.
+  // An end may still be in a ring of another thread.
   CHECK(ranks.early.ledger.resolve(kBegin + 30 * kMs).empty());
   CHECK(ranks.early.ledger.pending());
   const auto found =
@@ -429,7 +429,8 @@ void memoryIsBounded() {
     ranks.early.ledger.takeStep({kBegin, kBegin + id, 3, {}});
   }
   ranks.early.ledger.resolve(kBegin + kMs);
-  // Operations that lost their place are abandoned; others are still pending.
+  // Operations that lost their place are abandoned; the other operations are
+  // still pending.
   CHECK(ranks.early.holds(
       "\"unknown\":" + std::to_string(count - WaitLedger::kMaxOpen) +
       ",\"without_place\":0,\"unlisted\":0,\"partial\":0,\"unsplit_steps\":" +

@@ -68,7 +68,8 @@ void theOffsetIsTheMiddleOfThePossibleRange() {
   const ClockSample behind = sampleOf(answer(6000, 1010, 1010), 6030);
   CHECK_EQ(behind.offset_ns, -5005); // between -5020 and -4990
   CHECK_EQ(behind.error_ns, 16u);
-  // A difference whose signed sum of two times would overflow.
+  // The clocks differ so much that a signed sum of two differences would
+  // overflow.
   const uint64_t far_ns = uint64_t(1) << 63;
   CHECK_EQ(
       sampleOf(answer(far_ns, 100, 100), far_ns).offset_ns,

@@ -148,7 +148,8 @@ void openMarkerMayBeDestroyed() {
     gone->begin();
     gone.reset();
     markStep(0, true);
-    // At the same address, so that an old pointer would fit it.
+    // Makes two markers at the same address, so that a pointer to the old one
+    // would fit the new one.
     std::optional<PhaseMarker> place(kForward);
     place->begin();
     place.emplace(kBackward);
@@ -258,7 +259,7 @@ void runDelayIsRecordedDuringPhases(bool in_this_process) {
   CHECK(switches > 0);
 }
 
-// The parent has waited for longer than the child will.
+// The parent has waited longer for a core than the child will.
 void aForkedChildRecordsItsOwnRunDelay() {
   const pid_t child = fork();
   if (child == 0) {

@@ -1,8 +1,8 @@
 // A profiler plugin of NCCL, in one VERSION of the interface, that logs what
 // NCCL reports. At the end of a communicator, the lines about this communicator
-// are written to $LOGGED. It asks for the events of $LOGGED_MASK, and from the
-// first event of a communicator "dp2" on for those of $LOGGED_MASK_LATER.
-// $LOGGED_FAULT:
+// are written to $LOGGED. The plugin asks for the events of $LOGGED_MASK, and
+// from the first event of a communicator "dp2" on for those of
+// $LOGGED_MASK_LATER. $LOGGED_FAULT:
 //   init    init() fails
 //   errors  all other functions fail, after they have done their work
 //   null    there are no contexts, and no handles but for operations

@@ -70,8 +70,8 @@ int reporting(const Player::Operation& operation) {
   return operation.channels - operation.without_data;
 }
 
-// Kernels of operations that were launched together; the channels in `lost` of
-// each are never reported.
+// Runs the kernels of operations that were launched together. The last `lost`
+// channels of each kernel are never reported.
 void runKernels(
     Player& player,
     Communicator& c,

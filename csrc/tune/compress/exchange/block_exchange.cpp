@@ -310,8 +310,8 @@ class TwoPhaseRun {
 
   // Adds the error of the second rounding, which is the same on all ranks, to
   // the owner's residual. The error is multiplied by the world size, because
-  // the mean divides the owner's gradients by the world size. Without it,
-  // values far below their block's largest would never be sent.
+  // the mean divides the owner's gradients by the world size. Without this,
+  // values far below the largest value of their block would never be sent.
   void feedBack(
       const std::vector<const std::byte*>& parts,
       Pieces::Range range,

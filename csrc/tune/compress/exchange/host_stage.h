@@ -24,8 +24,8 @@
 
 namespace commprof::compress {
 
-// Splits the bucket into one consecutive part per owner, in values. Parts
-// consist of whole slots and are as equal as these allow.
+// Splits the bucket into one range of values per owner. Ranges consist of whole
+// slots and are as equal as these allow.
 std::vector<shm::Slice> wholeSlots(std::span<const Slot> slots, int owners);
 
 // Not thread-safe.

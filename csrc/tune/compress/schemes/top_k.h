@@ -31,7 +31,8 @@ class TopK : public Scheme {
 
   uint32_t k(size_t n) const override;
   bool lossless(size_t n) const override;
-  // Chooses values, including the largest, unless all will be sent.
+  // Chooses the values to send, the largest of which is in the result, unless
+  // all values will be sent.
   Snapshot inspect(const Proposal& proposal) override;
   void run(Job& job) override;
   void addSent(const Sent& sent, std::span<const Slot> slots, float* dense)

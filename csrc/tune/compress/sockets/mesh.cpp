@@ -52,7 +52,8 @@ void Mesh::finish(const int* left) {
   }
 }
 
-// Waits until one of the streams can move again, and moves all that can.
+// Waits until one of the streams can move bytes again, and then moves bytes in
+// all streams that can.
 void Mesh::awaitAny() {
   std::vector<pollfd> awaited;
   std::vector<int> peers;

@@ -1,6 +1,6 @@
 // Messages between this rank and one other rank, in order for each direction.
-// Data moves only in advance(): no thread, and no memory except for messages in
-// flight. Sent bytes may be reused once the kernel has copied them.
+// Data moves only in advance(). The class uses no thread, and memory only for
+// messages in flight. Sent bytes may be reused once the kernel has copied them.
 #pragma once
 
 #include <array>

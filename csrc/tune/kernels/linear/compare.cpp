@@ -10,7 +10,8 @@ namespace commprof::kernels {
 
 namespace {
 
-// Returns kernel(begin, end) for each piece of n values, in their order.
+// Calls kernel(begin, end) for each piece of n values; returns the results in
+// the order of the pieces.
 template <class Result, class Kernel>
 std::vector<Result> ofPieces(size_t n, const Kernel& kernel) {
   std::vector<Result> results((n + kGrain - 1) / kGrain);

@@ -15,7 +15,8 @@ struct TopKStats {
   size_t count = 0; // min(k, n)
   size_t candidates = 0; // largest number held at one time, over all threads
   uint32_t passes = 0; // number of passes over the whole array
-  // Number of selections because a candidate buffer was full.
+  // Number of additional selections that were made because a candidate buffer
+  // was full.
   uint32_t reselections = 0;
 };
 

@@ -195,7 +195,7 @@ size_t collectResidual(
       nullptr, residual, begin, end, above, out, held);
 }
 
-// Bits of the lanes of the vector at i that are below count.
+// Returns a mask of the lanes of the vector at i whose index is below count.
 inline uint32_t liveLanes(size_t i, size_t count) {
   return count - i >= kLanes ? 0xffffu : (1u << (count - i)) - 1;
 }

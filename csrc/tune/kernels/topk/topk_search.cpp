@@ -154,7 +154,7 @@ void Segment::collect(
 }
 
 // Keeps the k largest candidates and returns their smallest key. Later values
-// have higher indices and must exceed it.
+// have higher indices, so their keys must exceed this key.
 int32_t Segment::chooseAgain(float* residual, KeyBand& band) {
   ++reselections_;
   const Cut cut = findCut(held_.values, count_, k_, band, keys_);

@@ -39,7 +39,7 @@ struct BucketTask {
 // Runs the compressor on buckets in order, on a thread of its own, and
 // completes their futures there. That thread may block, because nothing else
 // runs on it. On a gloo thread or in a future's callback, blocking would
-// deadlock with several buckets in flight. It never acquires the GIL.
+// deadlock with several buckets in flight. The thread never acquires the GIL.
 //
 // An exception of a bucket becomes its future's error; the first one becomes
 // the error of all later buckets.
@@ -136,7 +136,8 @@ class CompressingHook final : public InnerHook {
   }
 
  private:
-  // Parameters of a bucket; looked up by their addresses.
+  // Parameters of a bucket. compositions_ is keyed by the addresses of these
+  // parameters.
   struct Composition {
     std::vector<compress::Slot> slots;
     uint64_t signature = 0;

@@ -23,7 +23,7 @@
 namespace commprof::tune {
 
 // Used by one thread at a time. No other code may send messages over `across`;
-// its collectives may be used by any code.
+// any code may use the collectives of `across`.
 class Peers {
  public:
   // Largest data of a message, in bytes.

@@ -171,8 +171,8 @@ void checkHeaderVersion() {
 }
 
 // Damages payloads: nothing may be read or written out of bounds (sanitizers
-// detect this). Detected damage must be named: checksums detect all of it, and
-// topk also random bytes without checksums.
+// detect this). Damage that is detected must be named. Checksums detect all
+// damage; without checksums, topk detects random bytes.
 void checkDamagedPayloads(const Options& options, bool detected) {
   std::mt19937 random(3);
   for (int round = 0; round < (check::kThreadSanitized ? 6 : 40); ++round) {

@@ -1,5 +1,6 @@
-// Tests top-k through owners: it is used if it sends fewer bytes, has the mean
-// of sending everything to all ranks, loses nothing and rejects damage.
+// Tests top-k through owners: it is used if it sends fewer bytes, gives the
+// same mean as sending all choices to all ranks, loses nothing and rejects
+// damage.
 #include <cstring>
 #include <numeric>
 #include <optional>

@@ -175,7 +175,7 @@ void add(
 }
 
 // Steps whose buckets assign parameters to different ranks of a host each time;
-// one of them has a NaN.
+// one step has a NaN.
 struct Steps {
   static constexpr uint64_t kCount = 5;
   static constexpr uint64_t kPoisoned = 2;

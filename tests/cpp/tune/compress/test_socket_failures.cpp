@@ -33,8 +33,8 @@ bool contains(const std::string& text, const std::string& part) {
 
 using Body = std::function<void(SocketTransport&, Mesh&)>;
 
-// Runs `victim` on rank 1; the others exchange once and then wait for it in a
-// second exchange. Returns what all ranks threw.
+// Runs `victim` on rank 1; the other ranks exchange once and then wait for rank
+// 1 in a second exchange. Returns what all ranks threw.
 std::vector<std::exception_ptr> errorsWithVictim(
     const Body& victim,
     int world = 3,
@@ -98,7 +98,8 @@ void checkRankThatAbandons() {
   CHECK_EQ(messageOf(errors[1]), "");
 }
 
-// A rank that only sends cannot detect the end by reading.
+// A rank that only sends does not read, and must still detect that its peer
+// closed the connection.
 void checkSenderDetectsClosedConnection() {
   std::latch error_seen(1);
   const auto only_to_1 = [](int from, int to) {

@@ -193,7 +193,8 @@ void checkDecode(const Width& width, const Case& c) {
     width.decode(bytes.data(), scales.data(), out.data(), c.n, 1);
     CHECK_SAME_BITS(out.values(), in.decoded, what);
     CHECK_AT(out.guardsIntact(), what);
-    // Half a step, or the whole value if the scale would be denormal.
+    // The error is at most half a step, or the whole value if the scale would
+    // be denormal.
     bool close = true;
     for (size_t i = 0; i < c.n; ++i) {
       const double step = in.scales[i / width.block];

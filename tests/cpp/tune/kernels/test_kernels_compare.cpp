@@ -58,7 +58,7 @@ void aSingleNonfiniteValueIsFound() {
   }
 }
 
-// Two finite values whose sum is not.
+// Two finite values whose sum is infinite.
 void anOverflowingSumIsFound() {
   std::vector<float> x(100, 1.0f), y(100, 1.0f);
   x[70] = y[70] = 3e38f;

@@ -96,7 +96,8 @@ void testReductions() {
         Element::kF64,
         Reduction::kMean);
     CHECK(std::abs(doubles[0] - 21.0) < 1e-14);
-    // bf16 1, 2, 4 sum to 7, exactly; so do halves
+    // the ranks' values 1, 2 and 4 sum to 7, exactly, as bfloat16 and as
+    // binary16
     std::vector<uint16_t> small(3000, uint16_t(0x3f80 + 0x80 * team.rank()));
     allReduce(
         team, bytesOf(small), small.size(), Element::kBf16, Reduction::kSum);

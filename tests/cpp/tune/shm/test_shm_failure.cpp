@@ -129,7 +129,8 @@ void testOthersNameTheVictim(
   for (int rank = 0; rank < kSize; ++rank) {
     pids[rank] = fork();
     if (pids[rank] == 0) {
-      // The parent's mapping is not inherited: open it again, rank 0 too.
+      // The child does not inherit the parent's mapping, so it opens the
+      // segment again, even if it is rank 0.
       TeamOptions own = options;
       own.rank = 1;
       Segment opened = Team::reserve(own);
@@ -153,7 +154,8 @@ void testOthersNameTheVictim(
   CHECK(isRemovedFromDevShm(options.name));
 }
 
-// The child may use the addresses of the segment, which it did not inherit.
+// The child does not inherit the segment, so it may use the segment's addresses
+// for other memory.
 void testAForkedChildLeavesTheSegmentAlone() {
   constexpr size_t kBytes = 1 << 16;
   const std::string name = Segment::randomName();

@@ -83,7 +83,7 @@ inline std::vector<Data> arrays(size_t n) {
           "one huge",
           [&](size_t i) { return i == n * 2 / 3 ? -1e30f : mixed(random, i); }),
       make("mixed", [&](size_t i) { return mixed(random, i); }),
-      // Most samples miss the few large ones.
+      // Most samples miss the few large values.
       make("hidden", [&](size_t i) {
         return i > n / 2 && i < n / 2 + 40 ? 1.0f + float(i) * step
                                            : 1e-6f * float(i % 17);
