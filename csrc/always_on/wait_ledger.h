@@ -36,7 +36,8 @@ class WaitLedger {
   // Largest number of buckets of one backward pass.
   static constexpr size_t kMaxBuckets = 1 << 12;
   static constexpr size_t kMaxSteps = 1 << 12;
-  // After this time no further arrival is expected.
+  // This long after this rank's issue of an operation, or after the end of a
+  // step, no further arrival is expected.
   static constexpr uint64_t kPatienceNs = 5'000'000'000;
 
   explicit WaitLedger(ArrivalExchange& exchange);
@@ -64,7 +65,8 @@ class WaitLedger {
   // Returns the splits that became known since the last call. Call it after
   // each drain, and with UINT64_MAX the last time.
   const std::vector<Split>& resolve(uint64_t now_ns);
-  // Returns the graph task + 1 of an issue, or 0.
+  // Returns the graph task + 1 in which the operation was issued; 0 if it is
+  // not known.
   uint64_t taskOf(uint64_t op_id) const noexcept;
   // Finds the completions of a backward pass's collectives, relative to
   // `begin_ns`. False while one is missing.
@@ -136,7 +138,7 @@ class WaitLedger {
 
   uint64_t known_ = 0;
   uint64_t unknown_ = 0;
-  // Part of unknown_: the board had no place for the group.
+  // Part of unknown_: operations for whose group the board had no place.
   uint64_t without_place_ = 0;
   uint64_t unlisted_ = 0; // part of unknown_: those that were kUnlisted
   uint64_t partial_ = 0; // part of known_: those that were kPartial

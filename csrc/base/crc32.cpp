@@ -31,7 +31,7 @@ CrcTables makeCrcTables() {
 } // namespace
 
 // Slicing by 8 (Kounavis and Berry, 2005): processes eight bytes per iteration.
-// Each byte uses the table for its distance from the end of the eight.
+// Each of the eight bytes uses the table for its distance from the last one.
 uint32_t crc32(const void* data, size_t bytes) noexcept {
   static const CrcTables tables = makeCrcTables();
   uint32_t c = 0xffffffffu;

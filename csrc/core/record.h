@@ -48,9 +48,10 @@ enum class Kind : uint8_t {
 
 // Which ranks must have issued an operation before a rank can be done with it.
 // All: every rank of the group. Tree: in gloo, the rank's neighbours in a tree
-// of messages. Ring: every rank, but a rank may be done before all have issued.
-// Root: only the root; the root itself needs every rank. Peer: the other rank
-// of a message. The measurements are in commprof/analysis/align/matching.py.
+// of messages. Ring: every rank, except that a rank whose part of the ring is
+// empty may be done before. Root: only the root; the root itself needs every
+// rank. Peer: the other rank of a message. The measurements are in
+// commprof/analysis/align/matching.py.
 enum class Awaits : uint8_t { kAll, kTree, kRing, kRoot, kPeer };
 
 // X(enumerator, public name in c10d's words, dispatcher op, Awaits)
@@ -208,8 +209,9 @@ struct alignas(64) Record {
 };
 static_assert(sizeof(Record) == 64, "a record is one cache line");
 
-// Members of Record by the fields that a kind keeps in them:
-// record.*field::kHostCountsMinorFaults = 3.
+// Pointers to the members of Record, named by kind and field. For example,
+// record.*field::kHostCountsMinorFaults = 3 sets the field MinorFaults of a
+// record of HostCounts.
 namespace field {
 #define X(kind, name, slot, content, meaning) \
   inline constexpr auto k##kind##name = &Record::slot;

@@ -191,7 +191,8 @@ class Recorder {
   RecorderOptions options_;
   RecorderStats stats_;
 
-  // Guards the trace file and its content; locked before mutex_, held over I/O.
+  // Guards the trace file and its content; locked before mutex_, and held
+  // during I/O.
   std::mutex drain_mutex_;
   // An error of this trace was reported on stderr.
   bool write_error_reported_ = false;

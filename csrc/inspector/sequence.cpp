@@ -20,8 +20,9 @@ bool hasAllNumbers(const Stream& stream) {
              }) == records.end();
 }
 
-// For each prefix of `text`, by its length: length of the prefix's longest
-// border, a shorter prefix that is also its suffix (Knuth, Morris and Pratt).
+// Returns the length of the longest border of each prefix of `text`, by the
+// prefix's length. A border is a shorter prefix that is also a suffix (Knuth,
+// Morris and Pratt).
 std::vector<uint32_t> borders(const std::vector<uint32_t>& text) {
   std::vector<uint32_t> longest(text.size() + 1, 0);
   uint32_t border = 0;

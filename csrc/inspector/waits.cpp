@@ -27,8 +27,8 @@ constexpr size_t kEnoughCalls = 10;
 constexpr double kNearlyAll = 0.99;
 
 struct UsualTransfer {
-  // Median transfer of the calls that all ranks recorded; if there are few, a
-  // low quantile of the shortest times of all calls.
+  // Median transfer of the calls that all ranks recorded. If there are few such
+  // calls: a low quantile of the shortest times of all calls.
   double us = 0;
   // If the shortest time of a call is above this, all ranks that recorded the
   // call waited.

@@ -44,7 +44,8 @@ struct Waits {
   uint64_t calls = 0;
   uint64_t completeCalls = 0; // recorded and timed on all ranks
   uint64_t lostRecords = 0; // records missing in calls that some ranks recorded
-  // Sequence numbers that no rank recorded, between recorded ones.
+  // Number of sequence numbers that no rank recorded, from the first recorded
+  // number to the last one.
   uint64_t missingCalls = 0;
   uint64_t unmatchedRecords = 0; // records whose call is not known
   uint64_t untimedRecords = 0;

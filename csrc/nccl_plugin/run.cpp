@@ -73,7 +73,8 @@ std::string datatypesJson() {
 #define COMMPROF_NAME(name, ...) COMMPROF_FIRST(__VA_ARGS__)
 #define COMMPROF_FIRST(text, ...) , text
 
-// All names in a table of record.h, whose macro puts a comma before each.
+// Returns all names in a table of record.h; the table's macro puts a comma
+// before each name.
 template <class... Name>
 std::string tableOf(int, const Name&... names) {
   return listOf(names...);

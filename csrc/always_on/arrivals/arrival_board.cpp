@@ -198,8 +198,8 @@ struct ArrivalBoard::Place {
   }
 };
 
-// The arrivals of one rank of this host. Its cells, and the kind of each
-// arrival, follow in memory.
+// Head of the column with the arrivals of one rank of this host. The rank's
+// cells, and the kind of each arrival, follow the head in memory.
 struct ArrivalBoard::Column {
   Word who; // rank in the group and global rank
   Word next; // offset of an older column; 0: none

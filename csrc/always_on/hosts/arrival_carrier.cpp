@@ -22,7 +22,8 @@ namespace commprof {
 
 namespace {
 
-// Number of datagrams taken before a check whether to send or to end.
+// Largest number of datagrams taken before the thread checks whether it must
+// send or end.
 constexpr int kInARow = 256;
 
 int openEvent() {

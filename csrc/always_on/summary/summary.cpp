@@ -345,9 +345,9 @@ const std::string& Summary::json(const State& state, size_t limit) {
             operations_.begin(), operations_.end(), [](const Operation& one) {
               return one.count > 0;
             }));
-    // Moves half of the entries that would have to go if all had the same size.
-    // The rarest entries are smaller, so this takes a few rounds and seldom
-    // moves too many.
+    // Moves half of the entries that would have to be moved if all had the same
+    // size. The rarest entries are smaller, so there are a few rounds, and
+    // seldom are too many entries moved.
     const size_t excess = json_.size() - limit;
     size_t moves = 1 + excess * live / json_.size() / 2;
     bool moved = false;

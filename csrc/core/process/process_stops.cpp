@@ -22,7 +22,8 @@ constexpr time_t kSleepS = time_t(kSleepNs / 1'000'000'000);
 // Time for the sleeper to get a core and store when the stop began.
 constexpr timespec kGrace{0, 5'000'000};
 
-// Written by the kernel, on behalf of the sleeper, when a stop begins.
+// The sleeper's present sleep. When a stop begins, the kernel writes the
+// remaining time on behalf of the sleeper.
 struct Sleep {
   std::atomic<uint64_t> due_ns{0};
   volatile timespec remaining{0, -1}; // -1: no stop yet

@@ -50,8 +50,8 @@ class StreamFinder {
   static std::unique_ptr<at::ObserverContext> began(const at::RecordFunction&) {
     return nullptr;
   }
-  // The scope of a c10d Work is asynchronous. Other scopes do not count: any
-  // stream may be current when they end.
+  // The profiler's scope of a c10d Work is asynchronous. Other scopes do not
+  // count: any stream may be current when they end.
   static void ended(const at::RecordFunction& what, at::ObserverContext*) {
     Sought& s = sought();
     if (s.active && what.isAsync()) {

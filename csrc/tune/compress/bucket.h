@@ -45,8 +45,8 @@ struct Span {
 };
 
 struct BucketReport {
-  // Sorted by begin time. The spans of one stage's pieces are consecutive; with
-  // pipelined pieces, exchange spans overlap the others.
+  // Sorted by begin time. Spans of the same stage follow one after another. If
+  // pieces are pipelined, spans of the exchange overlap those of other stages.
   std::vector<Span> spans;
   // Size in bytes of this rank's encoded gradients, including the handshake's
   // header.

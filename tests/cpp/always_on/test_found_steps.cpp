@@ -44,7 +44,8 @@ struct Loop {
       uint32_t found = kStepUpdated) {
     steps.take(markOf(step, ends, at_ns, found));
   }
-  // One backward pass in the middle of each millisecond, with a wait of 10 us.
+  // Takes the records of a backward pass in the middle of the next millisecond,
+  // with a wait of 10 us.
   void backwardPass(bool communicates = true, uint64_t thread = kTrainer) {
     const uint64_t at_ns = passes++ * kStepNs;
     Record issue;

@@ -491,7 +491,8 @@ void aWaitInsideTheIssuingCallShowsNoEnd() {
   CHECK(holds(summary, "\"exposed\":" + histogram({400'000})));
 }
 
-// 0.1 % of a core, within the minimum and maximum interval.
+// Summaries take 0.1 % of a core, within the minimum and the maximum of the
+// interval between them.
 void theSummaryIntervalBoundsItsCost() {
   CHECK_EQ(untilNextSummaryNs(0), 800'000'000u);
   CHECK_EQ(untilNextSummaryNs(799'999), 800'000'000u);

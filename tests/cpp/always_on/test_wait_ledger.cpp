@@ -24,7 +24,8 @@ struct Rank {
     exchange.addGroup({2, "all", rank, 4, true});
     exchange.setBoard(board, rank);
   }
-  // Operation 9 of the group of four, from its issue to its end.
+  // Takes the records of operation 9, in the group of four, from its issue to
+  // its end.
   void run(Op op, uint32_t peer, uint64_t at_ns, uint64_t end_ns) {
     Record record;
     record.kind = Kind::kIssue;

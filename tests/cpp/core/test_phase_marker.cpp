@@ -1,4 +1,5 @@
-// Tests phases: a thread's outermost marker counts, a step boundary drops it.
+// Tests phases: a thread's outermost marker counts, and a step boundary drops
+// an open marker.
 #include "core/phase_marker.h"
 
 #include <sched.h>

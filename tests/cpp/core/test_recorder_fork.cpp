@@ -37,7 +37,7 @@ __tsan_default_options() {
 }
 
 // Unlike the C library's allocator, the address sanitizer's does not unlock its
-// locks in a child. Its quarantine takes them at most frees.
+// locks in a child. Its quarantine takes these locks in most calls of free().
 extern "C" __attribute__((visibility("default"))) const char*
 __asan_default_options() {
   return "quarantine_size_mb=0:thread_local_quarantine_size_kb=0";

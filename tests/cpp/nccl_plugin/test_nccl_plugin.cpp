@@ -340,7 +340,7 @@ void play(Player& player, bool killed = false, bool joined = false) {
   player.finalize(world);
 }
 
-// Events of all types, of one communicator.
+// Plays events of all types for one communicator.
 void playAll(Player& player, Communicator& c) {
   Job job(player, c);
   job.plain(kReduceGradients);

@@ -38,7 +38,8 @@ struct Awaited {
   int graph_task;
 };
 
-// Futures of this thread's backward passes that DDP has not finalised yet.
+// Futures of those backward passes of this thread that DDP has not finalised
+// yet.
 std::vector<Awaited>& awaited() {
   static thread_local std::vector<Awaited> kept;
   return kept;

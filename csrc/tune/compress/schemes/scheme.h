@@ -101,8 +101,8 @@ struct SchemeSettings {
   size_t piece_bytes = 0; // approximate encoded size of a piece
 };
 
-// Each scheme defines its function beside its class; that of "none" returns
-// null.
+// Functions that make a scheme. Each is defined beside the scheme's class; the
+// one for "none" returns null.
 #define X(scheme, code, name, feedback, exchange, meaning) \
   std::unique_ptr<Scheme> make##scheme(const SchemeSettings& settings);
 COMMPROF_SCHEMES(X)

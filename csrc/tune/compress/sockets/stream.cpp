@@ -14,8 +14,8 @@ namespace commprof::net {
 
 namespace {
 
-// Maximum per call, so that neither direction delays the other for long and
-// copied bytes are still in the caches when they are used.
+// Largest number of bytes moved per call, so that neither direction delays the
+// other for long and copied bytes are still in the caches when they are used.
 constexpr size_t kMostBytes = size_t(1) << 20;
 
 constexpr const char* kEnded =

@@ -11,8 +11,8 @@ namespace commprof::kernels {
 
 namespace {
 
-// Number of values from which stores of a new residual bypass the caches: its
-// lines would be evicted before the next step anyway.
+// With at least this many values, stores of a new residual bypass the caches:
+// the residual's lines would be evicted before the next step anyway.
 constexpr size_t kStreamed = size_t(1) << 20;
 
 void checkSize(size_t n) {

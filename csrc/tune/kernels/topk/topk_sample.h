@@ -16,10 +16,10 @@ struct KeyBand {
 };
 
 // Returns a band that very likely contains the k-th largest key of x (+
-// residual, if not null), or the full range if n is small. The sample consists
-// of whole cache lines, one from each of equally many equal parts of the array,
-// because neighbouring values belong to the same layer and have a similar
-// scale. Changes scratch.seed and scratch.keys.
+// residual, if not null), or the full range if n is small. The array is divided
+// into equal parts, and the sample has one whole cache line of each, because
+// neighbouring values belong to the same layer and have a similar scale.
+// Changes scratch.seed and scratch.keys.
 KeyBand guessBand(
     const float* x,
     const float* residual,

@@ -1,5 +1,6 @@
 // Tests, for every scheme, world and size, that the mean is accurate and has
-// the same bits on all ranks and in repeated runs, and the predicted bytes.
+// the same bits on all ranks and in repeated runs, and that the predicted bytes
+// are sent.
 #include "check.h"
 #include "compress_world.h"
 #include "tune/compress/schemes/top_k.h"
@@ -135,7 +136,8 @@ void checkZeros(const Case& test_case) {
 }
 
 // Checks that a rank whose gradients are all zero, as if its backward pass did
-// not use the parameters, does not cost the other ranks' small gradients bits.
+// not use the parameters, does not make the other ranks' small gradients less
+// exact.
 void checkRankWithoutGradients() {
   for (const Options& options :
        {optionsOf("fp16"), optionsOf("topk", {{"ratio", 0.4}})}) {

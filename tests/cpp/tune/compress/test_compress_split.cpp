@@ -76,7 +76,8 @@ void checkSharedChoices(int size, std::map<std::string, double> options) {
   Gradients gradients = gradientsAt(size, 1, true);
   const Gradients local = gradients;
   world.run(gradients, someSlots(kValues), 0);
-  // k to owners and k back, each (W - 1) / W, instead of k to W - 1 others.
+  // A rank sends k values to owners and k sums to the other ranks, each (W - 1)
+  // / W times, instead of k values to W - 1 other ranks.
   const double sent_share =
       double(sentBytes(world)) / double(bytesToAllRanks(world, size));
   CHECK(sent_share > 1.9 / size && sent_share < 2.2 / size);
