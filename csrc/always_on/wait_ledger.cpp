@@ -16,8 +16,8 @@ bool isOver(uint64_t since_ns, uint64_t now_ns) noexcept {
 WaitLedger::WaitLedger(ArrivalExchange& exchange)
     : exchange_(exchange), entries_(kMaxOpen), tasks_(kMaxTasks) {}
 
-// Ids increase. Returns null if a later operation has taken this operation's
-// place.
+// Returns the entry of an operation; null if a later operation has taken the
+// entry. Ids increase, so the higher id is the later operation's.
 WaitLedger::Entry* WaitLedger::place(uint64_t op_id) noexcept {
   Entry& entry = entries_[op_id % kMaxOpen];
   if (entry.op_id > op_id) {

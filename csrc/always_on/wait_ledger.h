@@ -29,8 +29,8 @@ struct StepWaits {
 // cannot be distinguished from others are ignored.
 class WaitLedger {
  public:
-  // Number of collectives kept. Once a later collective has taken its place, a
-  // collective's last rank stays unknown.
+  // Number of collectives kept. If a later collective takes the place of one
+  // whose last rank is not known yet, that last rank stays unknown.
   static constexpr size_t kMaxOpen = 1 << 14;
   static constexpr size_t kMaxTasks = 1 << 10; // number of backward passes kept
   // Largest number of buckets of one backward pass.

@@ -281,7 +281,8 @@ void ClockSync::afterForkParent() {
   instance().mutex_.unlock();
 }
 
-// The threads do not exist in the child; their locks may be held for ever.
+// The threads do not exist in the child, where a lock that one of them held
+// stays held for ever.
 void ClockSync::afterForkChild() {
   ClockSync& self = instance();
   if (ClockResponder* responder = self.responder_.release()) {

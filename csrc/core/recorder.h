@@ -166,8 +166,8 @@ class Recorder {
   std::mutex session_mutex_; // one start() or stop() at a time
   std::unique_ptr<std::thread> flusher_;
 
-  // Guards the fields below, requests of any thread to the helper thread. Hold
-  // it only briefly, because fork() locks it.
+  // Guards the fields below, which hold requests of any thread to the helper
+  // thread. Hold it only briefly, because fork() locks it.
   std::mutex mutex_; // locked last
   std::condition_variable wake_;
   bool open_ = false; // a trace is open

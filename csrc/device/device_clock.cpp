@@ -10,8 +10,8 @@ namespace commprof {
 
 namespace {
 
-// Half of the time between the anchor's bounds; the middle is the estimate, so
-// this is also its error bound.
+// Half of the time between the anchor's bounds. The estimate is the middle, so
+// this is the estimate's error bound.
 double halfWidth(const ClockAnchor& anchor) {
   return double(anchor.latest_ns - anchor.earliest_ns) / 2;
 }

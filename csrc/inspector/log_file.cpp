@@ -25,7 +25,7 @@ constexpr double kLongestUs = 1e12;
 // microsecond on average.
 constexpr double kCutOffUs = 0.5;
 
-// The time as measured, as far as it is known.
+// Returns the best estimate of the time that was measured.
 double measuredUs(double writtenUs) {
   const bool isWhole = std::floor(writtenUs) == writtenUs;
   return isWhole ? writtenUs + kCutOffUs : writtenUs;

@@ -455,7 +455,7 @@ uint64_t addCalls(
     }
     ++calls;
     ++callsOfBlock[cut.of(key)];
-    // If calls are replayed, a number that no rank recorded may not be a call.
+    // If calls are replayed, a number that no rank recorded is perhaps no call.
     if (before != kNone && cut.isOneTurn()) {
       cut.addBetween(before, key, callsOfBlock);
     }

@@ -80,7 +80,7 @@ constexpr bool isTold(uint64_t type, int mask, int version) {
 inline constexpr int kKernelChStop = 22;
 // States of a kProxyStep event, in order: first those of a buffer to be sent,
 // then those of a buffer to be received. kSendPeerWait, new in version 4, is
-// reported at each try.
+// reported at each try to send.
 inline constexpr int kSendGpuWait = 8; // the GPU has to fill it
 // The peer has to be ready for the data.
 inline constexpr int kSendPeerWait = 20;

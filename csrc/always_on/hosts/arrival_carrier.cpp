@@ -373,7 +373,8 @@ void HostCarrier::afterForkParent() {
   instance().mutex_.unlock();
 }
 
-// The thread does not exist in the child; its lock may be held for ever.
+// The carrier's thread does not exist in the child, where a lock that it held
+// stays held for ever.
 void HostCarrier::afterForkChild() {
   HostCarrier& self = instance();
   if (ArrivalCarrier* carrier = self.carrier_.release()) {

@@ -61,8 +61,8 @@ class ArrivalTree {
   // Decides which last arrivals are known by now, and forgets old collectives.
   void advance(bool is_root, uint64_t now_ns);
   // packUp() packs new arrivals for the parent, packDown() those for a child.
-  // Arrivals that do not fit come first in the next call. Then call
-  // endOfRound().
+  // Arrivals that do not fit come first in the next call. When all are packed,
+  // call endOfRound().
   void packUp(ArrivalPacker& out);
   void packDown(uint32_t child, ArrivalPacker& out);
   void endOfRound();
@@ -77,7 +77,8 @@ class ArrivalTree {
   bool hasNews() const noexcept {
     return !up_.empty() || !down_.empty() || !changed_.empty();
   }
-  // Collectives dropped before their last arrival was known.
+  // Number of collectives that were dropped before their last arrival was
+  // known.
   uint64_t skipped() const noexcept {
     return skipped_;
   }

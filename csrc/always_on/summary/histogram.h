@@ -2,9 +2,9 @@
 // 1 % of the exact one. Readers compute quantiles: commprof/trace/summary.py.
 //
 // The buckets are those of HdrHistogram (G. Tene, hdrhistogram.org): each power
-// of two is divided into 64 of equal width, so the width of a bucket is at most
-// 1/64 of its values, and its middle differs from each of them by at most 1/128
-// (0.8 %).
+// of two is divided into 64 buckets of equal width, so the width of a bucket is
+// at most 1/64 of its values, and its middle differs from each of them by at
+// most 1/128 (0.8 %).
 #pragma once
 
 #include <array>

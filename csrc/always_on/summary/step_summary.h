@@ -64,7 +64,8 @@ class StepSummary {
   // Waits that may lie in a phase that still runs: a phase is recorded only at
   // its end.
   std::vector<Exposure> pending_;
-  // Phases of the step; a wait may end after them.
+  // Phases of the step so far; a wait that lies in a phase may end after the
+  // phase is recorded.
   std::vector<PhaseSpan> spans_;
   std::vector<Exposure> exposures_; // waits of the step, for the ledger
   // Begin of the open finalisation; kind kNone if none is open.

@@ -19,7 +19,7 @@ namespace {
 // An hour; then the next sleep begins.
 constexpr uint64_t kSleepNs = 3'600'000'000'000;
 constexpr time_t kSleepS = time_t(kSleepNs / 1'000'000'000);
-// Time for the sleeper to get a core and store when the stop began.
+// Time that the sleeper gets to run, so that the begin of the stop is stored.
 constexpr timespec kGrace{0, 5'000'000};
 
 // The sleeper's present sleep. When a stop begins, the kernel writes the

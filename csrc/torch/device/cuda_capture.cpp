@@ -47,7 +47,7 @@ bool cudaReportsCapture(c10::DeviceType type) noexcept {
 bool isCapturedByCuda(c10::Stream stream) {
   int status = 0;
   if (cuda().is_capturing(cuda().handle_of(&stream), &status) != 0) {
-    // Otherwise torch reports the error after a launch.
+    // Clears the error, which torch would otherwise report after a launch.
     cuda().take_last_error();
     return true;
   }

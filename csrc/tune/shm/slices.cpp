@@ -138,8 +138,8 @@ namespace {
 constexpr size_t kLongestPart = size_t(1) << 20;
 constexpr size_t kShortestPart = size_t(1) << 16;
 constexpr size_t kChunksAtLeast = 8;
-// The first chunk is 1 / kRampFrom of the longest; each next one is kRamp times
-// longer.
+// The first chunk is 1 / kRampFrom of the longest; each next chunk is kRamp
+// times longer.
 constexpr size_t kRampFrom = 8;
 constexpr size_t kRamp = 4;
 

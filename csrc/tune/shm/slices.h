@@ -30,8 +30,8 @@ struct Slice {
 // overlap, may be empty, and need not cover all data.
 using Slices = std::span<const Slice>;
 
-// Divides into slices as equal as whole cache lines allow; the result is the
-// same on every host with as many owners.
+// Divides `count` elements into slices as equal as whole cache lines allow; the
+// result is the same on every host with as many owners.
 std::vector<Slice> equalSlices(int owners, size_t count);
 
 // Leaves in each owner's slice of `data` its reduction over the team; the rest

@@ -64,8 +64,8 @@ void noteReturns(int graph_task, uint64_t end_ns) {
   });
 }
 
-// True if the finalisation's records, at its begin and its end, have the run
-// delay.
+// True if the present finalisation records the run delay. The answer is the
+// same at its begin and at its end.
 bool readsRunDelay(Kind kind) {
   static thread_local uint64_t last_ns = 0;
   static thread_local bool reads = false;

@@ -8,8 +8,9 @@
 // factors belong to whole parameters.
 //
 // After DDP rebuilds its buckets or a state is loaded, a rank may hold the
-// residual of a parameter that another rank of its host exchanges. It adds the
-// residual to its own gradient, so that the residual reaches that rank.
+// residual of a parameter that another rank of its host exchanges. The holder
+// adds the residual to its own gradient, so that the residual is part of the
+// host's sum.
 #pragma once
 
 #include <memory>

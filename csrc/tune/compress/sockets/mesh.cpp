@@ -107,7 +107,8 @@ void Mesh::advance(int peer, short events) {
 }
 
 void Mesh::fail(const std::string& reason) {
-  // If true, the streams failed because of the stop.
+  // If true, the streams failed because this rank called abandon() or
+  // interrupt().
   const bool stopped = !usable();
   abandon();
   throw compress::TransportError(

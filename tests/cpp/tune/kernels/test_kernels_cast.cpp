@@ -237,7 +237,7 @@ void reduceSumsInOrder(const Type& type, size_t n, int count) {
 }
 
 // Tests non-temporal stores: long results that begin on a cache line, and the
-// values after the last whole line.
+// values after the last whole cache line.
 void longArraysHaveTheSameBits(const Type& type) {
   constexpr size_t kLong = (size_t(1) << 18) + 5;
   const float factors[] = {0.5f, 0.25f};

@@ -163,7 +163,8 @@ void testDisagreement() {
   });
 }
 
-// Tests sums after a disagreement with different numbers of slot halves.
+// Tests sums after a disagreement in which the ranks called operations that use
+// different numbers of slot halves.
 void testSumsAfterADisagreement() {
   runTeam(2, 4096, [](Team& team) {
     for (uint64_t round = 0; round < 5; ++round) {
