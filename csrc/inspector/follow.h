@@ -1,9 +1,9 @@
 // Operations of a job that still runs: takes completed calls from logs that
 // grow, so that counted calls need not be kept. Processes write their logs in
-// pieces, each at different times. A call is over once every process that is
-// followed has written this call, or a later call of the same communicator and
-// kind. Do not follow a process that writes no more: its ranks then count as
-// not recorded.
+// pieces, and not all at the same time. A call is over once every process that
+// is followed has written this call, or a later call of the same communicator
+// and kind. Do not follow a process that writes no more: its ranks then count
+// as not recorded.
 #pragma once
 
 #include <cstdint>

@@ -22,8 +22,8 @@ namespace commprof::inspector {
 
 class LostRecords {
  public:
-  // `causedUs`: waiting for each member with a log. `ranks`: number of ranks,
-  // with or without a log.
+  // `causedUs`: waiting that each member with a log caused. `ranks`: number of
+  // ranks, with or without a log.
   LostRecords(std::vector<double> causedUs, uint64_t ranks, uint32_t blocks);
 
   // Takes the recorded times of one operation; `members[i]` has `times[i]`, and
@@ -57,7 +57,7 @@ class LostRecords {
   // Sums over operations for which a member's record is lost.
   struct Lost {
     double usualUs = 0;
-    // In operations in which a rank without a record came last.
+    // Waiting in operations in which a rank without a record came last.
     double waitUs = 0;
     double x = 0; // sum over all other operations
     uint64_t followed = 0; // number of operations in `x`

@@ -188,8 +188,8 @@ class Machine {
     push(owned(PyFloat_FromDouble(std::bit_cast<double>(bits))));
   }
 
-  // In a valid pickle, indices count up. Other indices must not take much
-  // memory either.
+  // The memo's indices count up in most pickles. Other indices are kept in a
+  // map, so that a large index takes no more memory.
   void remember(uint64_t index) {
     const py::object value = top();
     if (index > memo_.size() + kMostSkipped) {

@@ -23,8 +23,8 @@ KnownArrivals known(uint32_t seq, uint64_t after_ns, uint32_t rank) {
   return {seq, kSize - seq % 3, kBegin + after_ns, rank, {}};
 }
 
-// Datagram with two runs of one group, one of another with single ranks; times
-// go back and jump.
+// Returns a datagram with two runs of one group and a run of another group with
+// single ranks. Times go back and jump.
 Datagram packed() {
   ArrivalPacker packer(kHeader);
   const uint64_t times[] = {0, 1'000, 900, 3'000'000'000, 3'000'000'001};

@@ -1,10 +1,10 @@
 // Tests always-on mode on whole recordings: the summaries of several ranks of
 // one host, which share a board, from the records of each.
 //
-// `test_recorded_ranks DIRECTORY` reads them from files that a test in Python
-// wrote, and writes what the ranks would: DIRECTORY/ranks has a line for each
-// group of each rank (rank, id, name, place in the group, size), and
-// DIRECTORY/N.records the records of rank N.
+// `test_recorded_ranks DIRECTORY` reads the records from files that a test in
+// Python wrote, and writes the summary of each rank to DIRECTORY/N.json.
+// DIRECTORY/ranks has a line for each group of each rank (rank, id, name, place
+// in the group, size), and DIRECTORY/N.records has the records of rank N.
 #include "always_on/summary/summary.h"
 
 #include <algorithm>

@@ -329,7 +329,8 @@ int main() {
   if (!check::isEmulated()) {
     runDelayIsRecordedDuringPhases(false);
   }
-  // A child of a process with threads may not start one under a sanitizer.
+  // Under a sanitizer, the child of a process with threads may not start a
+  // thread.
   if (!check::isEmulated() && !check::kSanitized) {
     aForkedChildRecordsItsOwnRunDelay();
   }

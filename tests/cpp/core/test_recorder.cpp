@@ -96,7 +96,7 @@ void consecutiveSessionsAreSeparate(const trace_file::Directory& directory) {
     const std::string name = "again" + std::to_string(session);
     recorder.start(options(directory, name, session));
     pushNumbers(session * 1000, session * 1000 + session);
-    // The ring file has the path in this trace's metadata.
+    // The ring file is at the path that this trace's metadata gives.
     CHECK(std::filesystem::exists(directory / (name + "-0.ring")));
     CHECK_EQ(directory.count(".ring"), 1u);
     recorder.stop();

@@ -23,7 +23,7 @@ constexpr bool kChildMayAllocate = true;
 #endif
 
 // The thread sanitizer crashes when the child of a process with threads starts
-// one, as a recording child does.
+// a thread, as a recording child does.
 #ifdef __SANITIZE_THREAD__
 constexpr bool kChildMayRecord = false;
 #else

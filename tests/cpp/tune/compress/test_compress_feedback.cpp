@@ -170,8 +170,8 @@ void checkReloadedStateContinuesExactly(const Options& options) {
   }
 }
 
-// Results of a skipped step are not applied, so the residuals must hold all of
-// it: the earlier residual and the step's own gradients.
+// Results of a skipped step are not applied, so the residuals must hold
+// everything: the earlier residual and the step's own gradients.
 void checkSkippedStep(const Options& options, int size) {
   const std::vector<Slot> slots = someSlots(kValues);
   World world(size, options);

@@ -16,7 +16,7 @@ using namespace commprof::kernels;
 using namespace kernel_cases;
 
 // The thread sanitizer crashes when the child of a process with threads starts
-// one.
+// a thread.
 #ifdef __SANITIZE_THREAD__
 constexpr bool kChildMayStartThreads = false;
 #else
