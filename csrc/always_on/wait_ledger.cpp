@@ -211,8 +211,9 @@ bool WaitLedger::settle(Entry& entry, uint64_t now_ns) {
   const bool over = isOver(entry.issue_ns, now_ns);
   const uint64_t end_ns = entry.end_ns = endOf(entry, over);
   if (end_ns == 0 && !over && mayBeDoneEarly(entry.issued_as.op)) {
-    return false; // a rank that arrives after the operation's end did not delay
-                  // it
+    // A rank that arrives after the operation's end did not delay the
+    // operation.
+    return false;
   }
   if (entry.state == State::kOpen) {
     ArrivalBoard::Last last;

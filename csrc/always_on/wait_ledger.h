@@ -98,8 +98,9 @@ class WaitLedger {
     uint32_t operation = 0;
     uint32_t last_rank = 0;
     bool on_device = false;
-    bool issued = false; // its issue was drained; on a device it may not have
-                         // arrived yet
+    // The operation's issue was drained; on a device, the stream may not have
+    // reached the operation yet.
+    bool issued = false;
     State state = State::kOpen;
   };
   struct Task {

@@ -81,8 +81,9 @@ void ClockResponder::answerAll() noexcept {
         &length);
     message.received_ns = nowNs();
     if (n < 0) {
-      return; // no further question, or the error of an answer that was not
-              // delivered
+      // There is no further question, or recvfrom() reports the error of an
+      // answer that was not delivered.
+      return;
     }
     if (n != sizeof(message) || message.magic != ClockMessage::kAsks ||
         message.token != token_ || message.rank >= world_size_) {

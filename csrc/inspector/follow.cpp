@@ -227,8 +227,8 @@ std::vector<Taken> takePairs(
             std::min<uint64_t>(queue->messages.size(), first - queue->dropped));
       }
       if (sent.dropped != got->second.dropped) {
-        continue; // one member has yet to write the messages that the other
-                  // dropped
+        // One member has yet to write the messages that the other dropped.
+        continue;
       }
       const auto count = std::ptrdiff_t(
           std::min(sent.messages.size(), got->second.messages.size()));

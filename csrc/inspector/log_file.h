@@ -19,8 +19,8 @@ namespace commprof::inspector {
 // One operation of one rank. The time is negative if no GPU clock measured it.
 struct Record {
   uint64_t sizeBytes;
-  uint32_t number; // sequence number per communicator and kind; for messages
-                   // per rank
+  // Sequence number: counted per communicator and kind, for messages per rank.
+  uint32_t number;
   float timeUs;
 };
 
@@ -29,8 +29,8 @@ struct Stream {
   std::vector<Record> records;
   std::vector<int32_t> peers; // filled only for messages
   uint8_t index = 0; // index of the kind, in order of first appearance
-  int64_t lastNumber = -1; // sequence number of the last record, even after
-                           // that record was taken
+  // Sequence number of the last record, even after that record was taken.
+  int64_t lastNumber = -1;
   // Numbers of records by size, and by algorithm and protocol as "RING/LL", if
   // the format has them.
   std::map<std::pair<uint64_t, std::string>, uint64_t> algorithms;

@@ -182,8 +182,9 @@ using board_memory::ListedTable;
 struct ArrivalBoard::Place {
   Word key; // 0: free
   Word shape; // ranks of the group, and slots
-  Word lasts; // offset of the last arrivals; 0: none yet; kNoRoom: there was no
-              // room for them
+  // Offset of the last arrivals; 0: none yet; kNoRoom: there was no room for
+  // them.
+  Word lasts;
   Word columns; // offset of the newest column; 0: none
   Word local_ranks; // number of columns, one for each rank of this host
 

@@ -106,8 +106,9 @@ class ArrivalBoard {
     kKnown,
     kLost, // overwritten by now
     kNoPlace, // the board had no place, or no room, for the group
-    kUnlisted, // the operation needs arrivals of single ranks, and the group is
-               // too large for them
+    // The operation needs arrivals of single ranks, and the group is too large
+    // for them.
+    kUnlisted,
   };
   struct Last {
     uint64_t at_ns = 0; // when the last rank issued it

@@ -100,8 +100,8 @@ void ArrivalCarrier::loop() noexcept {
         has_others_.load() ? int((left_ns + 999'999) / 1'000'000) : -1;
     const int ready = poll(watched, 2, wait_ms);
     if (ready < 0 && errno != EINTR) {
-      return; // there is no memory for poll(): arrivals of other hosts stay
-              // unknown
+      // There is no memory for poll(): arrivals of other hosts stay unknown.
+      return;
     }
     if (ready > 0 && watched[1].revents != 0) {
       uint64_t count = 0;

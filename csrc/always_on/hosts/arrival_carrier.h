@@ -134,8 +134,8 @@ class ArrivalCarrier {
   mutable std::mutex mutex_; // guards all fields below except the thread
   ArrivalTree tree_;
   std::vector<Peer> peers_; // possible parents, the best first
-  size_t parent_ = 0; // index of the parent in peers_; peers_.size() if this
-                      // host is the root
+  // Index of the parent in peers_; peers_.size() if this host is the root.
+  size_t parent_ = 0;
   uint64_t parent_since_ns_ = 0;
   uint64_t parent_heard_ns_ = 0;
   uint64_t asked_ns_ = 0; // when better peers were last asked

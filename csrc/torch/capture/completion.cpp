@@ -112,8 +112,9 @@ bool watchCompletion(
     return true;
   }
   // A future with devices is complete when the operation has been launched. A
-  // future without devices (gloo's) is complete when the operation is done,
-  // unless it is complete immediately.
+  // future without devices (gloo's) is complete when the operation is done.
+  // Only if it is complete at once, it does not tell when the operation is
+  // done.
   if (future->devices().empty() && future->completed()) {
     return true;
   }

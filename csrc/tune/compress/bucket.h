@@ -55,8 +55,9 @@ struct BucketReport {
   // to Transport::exchange(), plus 2 (W - 1) / W of the all-reduced bytes, as
   // for a ring (the backend may use another algorithm).
   uint64_t wire_bytes = 0;
-  bool nonfinite = false; // true if any rank has non-finite values; the bucket
-                          // is then NaN on all ranks
+  // True if any rank has non-finite values; the bucket is then NaN on all
+  // ranks.
+  bool nonfinite = false;
 
   // Quality of this rank's own contribution after its first rounding. It is
   // measured only in the steps that Options::measure_every selects (it costs

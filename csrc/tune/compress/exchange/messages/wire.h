@@ -20,8 +20,8 @@ const char* schemeName(SchemeCode code);
 
 struct Header {
   SchemeCode scheme = SchemeCode::kNone;
-  bool nonfinite = false; // true if this rank's gradients are not finite; then
-                          // no payload follows
+  // True if this rank's gradients are not finite; then no payload follows.
+  bool nonfinite = false;
   int8_t exponent = 0; // 16-bit values are x * 2^exponent
   uint16_t options = 0; // hash of all options and the seed
   uint32_t n = 0; // number of values in the bucket
