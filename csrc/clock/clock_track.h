@@ -62,9 +62,9 @@ inline ClockSample sampleOf(const ClockMessage& answer, uint64_t came_ns) {
 struct ClockLine {
   uint64_t at_ns = 0; // time of the last comparison, by this process's clock
   int64_t offset_ns = 0; // offset at that time
-  uint64_t error_ns = 0; // bound on the error of rate
+  uint64_t error_ns = 0; // bound on the error of offset_ns
   double rate = 0; // ns of offset gained per ns
-  double rate_error = 0; // bound on the error of offset_ns
+  double rate_error = 0; // bound on the error of rate
 
   int64_t offsetAt(uint64_t own_ns) const noexcept;
   // Returns the error bound of the offset at a time: that of the last

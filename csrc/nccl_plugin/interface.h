@@ -81,7 +81,7 @@ inline constexpr int kKernelChStop = 22;
 // States of a kProxyStep event, in order: first those of a buffer to be sent,
 // then those of a buffer to be received. kSendPeerWait, new in version 4, is
 // reported at each try to send.
-inline constexpr int kSendGpuWait = 8; // the GPU has to fill it
+inline constexpr int kSendGpuWait = 8; // the GPU has to fill the buffer
 // The peer has to be ready for the data.
 inline constexpr int kSendPeerWait = 20;
 inline constexpr int kSendWait = 9; // the network has to send the data

@@ -44,7 +44,7 @@ struct Calls {
   std::span<const int64_t> issue;
   std::span<const int64_t> end; // as recorded
   std::span<const double> transfer;
-  std::span<const bool> outside; // not replayed: times are end as recorded
+  std::span<const bool> outside; // not replayed: keeps its `end`
 };
 
 // Returns the times of all marks, rank by rank, with `marks` times for each

@@ -111,7 +111,7 @@ class ArrivalBoard {
     kUnlisted,
   };
   struct Last {
-    uint64_t at_ns = 0; // when the last rank issued it
+    uint64_t at_ns = 0; // when the last rank issued the collective
     uint32_t rank = 0; // that rank's global rank
     // Bound on the error of `at_ns` from comparing clocks; 0 among ranks of one
     // host.

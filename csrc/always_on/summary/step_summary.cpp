@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kMaxPending = 1 << 14;
 constexpr uint64_t kNoOperation = UINT64_MAX;
 constexpr size_t kMaxSpans = 1 << 10; // phases that a wait is compared with
-constexpr size_t kMaxPauses = 1 << 10; // of one step; further ones are left out
+constexpr size_t kMaxPauses = 1 << 10; // of a step; later ones are left out
 
 uint64_t less(uint64_t a, uint64_t b) {
   return a > b ? a - b : 0;

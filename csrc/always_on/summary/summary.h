@@ -72,7 +72,7 @@ class Summary {
     uint32_t group;
     // Number of bits of the larger of bytes_in and bytes_out.
     uint32_t size_class;
-    bool others = false; // entry for all others of `op`, without group and size
+    bool others = false; // entry for all other combinations of `op`
     bool moved = false; // its figures were moved to another entry
     uint64_t count = 0;
     uint64_t bytes = 0;

@@ -105,7 +105,7 @@ void logsThatGrowAreJoined() {
   };
   add(early, dumped(1, 1) + dumped(1, 2));
   CHECK(taken() == 2);
-  add(copy, dumped(1, 1) + dumped(1, 2)); // what it copies was taken
+  add(copy, dumped(1, 1) + dumped(1, 2)); // the records were taken
   CHECK(taken() == 0);
   copy.feed(dumped(1, 3)); // also if it has more
   add(late, dumped(1, 3) + dumped(2, 4)); // of the same dump, but after it
@@ -326,7 +326,7 @@ void messagesThatAreLostAreTakenToo() {
   CHECK(takeMessages(both, 1, false).unmatchedRecords == 4);
   writeMessages(first, second, 122, 123, {});
   CHECK(takeMessages(both, 1, false).unmatchedRecords == 2);
-  writeMessages(first, second, 82, 83, {}); // late, before one that is not
+  writeMessages(first, second, 82, 83, {}); // comes late
   writeMessages(first, second, 123, 124, {});
   CHECK(takeMessages(both, 1, false).unmatchedRecords == 4);
 }

@@ -16,7 +16,7 @@ constexpr size_t kBins = 1024;
 // Neighbouring keys are counted in different tables, so that equal ones do not
 // make one increment wait for the other.
 constexpr size_t kTables = 2;
-constexpr size_t kFew = 64; // so few need no histogram
+constexpr size_t kFew = 64; // so few keys need no histogram
 
 using Histogram = std::array<std::array<uint32_t, kBins>, kTables>;
 
