@@ -491,8 +491,8 @@ void aWaitInsideTheIssuingCallShowsNoEnd() {
   CHECK(holds(summary, "\"exposed\":" + histogram({400'000})));
 }
 
-// Summaries take 0.1 % of a core, within the minimum and the maximum of the
-// interval between them.
+// The interval is chosen so that summaries take 0.1 % of a core, but it is not
+// below its minimum or above its maximum.
 void theSummaryIntervalBoundsItsCost() {
   CHECK_EQ(untilNextSummaryNs(0), 800'000'000u);
   CHECK_EQ(untilNextSummaryNs(799'999), 800'000'000u);
