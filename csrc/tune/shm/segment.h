@@ -58,7 +58,7 @@ class Segment {
   }
   // Maps the pages of all ranks in advance, so that no collective has to (from
   // Linux 5.14 on). Must be called after all ranks have reserved their pages:
-  // it would allocate the others on this rank's node.
+  // pages that are not reserved yet would be allocated on this rank's node.
   void populate() noexcept;
   // Prevents further opens of the segment. The creator calls it once.
   void unlinkName() noexcept;

@@ -440,7 +440,7 @@ void memoryIsBounded() {
 }
 
 // Rank 1 is on another host, whose clock is known within 250 ns; rank 0's clock
-// is 1,000 blocks of time ahead of this one.
+// is 1,000 blocks of time ahead of this host's clock.
 void theClockErrorAcrossHostsIsRecorded() {
   const std::shared_ptr<ArrivalBoard> board = ArrivalBoard::create(1);
   const int64_t offset_ns = int64_t(1'000 * LateRanks::kFirstBlockNs);

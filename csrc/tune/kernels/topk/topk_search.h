@@ -45,8 +45,8 @@ class Segment {
   // Collects the keys of at least band.lowest; if these are too many, keeps the
   // k largest.
   void sweep(const SearchInput& input, KeyBand band);
-  // Restores the collected values in the residual; the addition to a sum is not
-  // undone.
+  // Writes the collected values back into the residual, which then is the whole
+  // sum again.
   void putBack(float* residual);
   // Moves the candidates, in their order.
   void moveTo(Pairs to);

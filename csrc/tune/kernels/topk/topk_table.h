@@ -65,7 +65,7 @@ struct TopKTable {
       Pairs out,
       size_t held);
   // Stores the keys of `values` up to `highest`; *higher counts the keys above
-  // it.
+  // `highest`.
   size_t (*keysUpTo)(
       const float* values,
       size_t count,
