@@ -185,7 +185,7 @@ void aStretchLastsAsLongAsTheStreamWaits(double drift) {
 // one; an inaccurate first comparison would make them jump at the second. So a
 // first comparison with a late answer is rejected, unless poll() is hurried.
 // Returns false, having checked nothing, if this thread was held up for so long
-// that an answer that should be late was not.
+// that the device may have answered in time.
 bool firstComparisonWasHeldBack() {
   Setup setup;
   DeviceTimeline& timeline = *setup.timeline;
