@@ -9,15 +9,15 @@ _CHANGE = re.compile(r"# (in place of|before|delete) (\S+?):(\d+)(?:-(\d+))?$")
 
 
 def applied(fix: str, name: str, text: str) -> str:
-    """Returns the text of a file with the changes that a fix says for it.
+    """Returns the text of a file after the changes that a fix prints.
 
     Args:
         fix: the fix, as it is printed.
-        name: name of the file, as the fix says it.
-        text: what the file holds.
+        name: name of the file, as the fix prints it.
+        text: text of the file before the changes.
 
     Raises:
-        ValueError: the fix has no change for this file.
+        ValueError: the fix has no change, or changes another file.
     """
     lines = text.splitlines()
     changes: list[tuple[str, int, int, list[str]]] = []
@@ -31,7 +31,8 @@ def applied(fix: str, name: str, text: str) -> str:
             changes[-1][3].append(line)
     if not changes:
         raise ValueError("the fix names no line")
-    # From the end, so that numbers stay right; what stands before a line comes after its change.
+    # From the end of the file, so that the lines above keep their numbers. At the same line, code
+    # is put before it only after the line itself has been replaced.
     changes.sort(key=lambda change: (-change[1], change[0] == "before"))
     for verb, first, last, code in changes:
         indent = re.match(r"\s*", lines[first - 1])

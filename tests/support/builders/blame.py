@@ -6,8 +6,9 @@ real ranks can run it (``benchmarks/ranks/blame_rank.py``):
     ["work", phase, ms]      computes in a phase; "other" is outside of all phases
     ["pause", ms]            the process is stopped for this time, in the forward phase
     ["starve", phase, ms]    the process could run in this phase, and has no core
-    ["call", op, group, root, slow_ms]  a blocking collective; ``root`` is a rank of the job, -1
-                             without one; ``slow_ms`` is transfer beyond the usual
+    ["call", op, group, root, slow_ms]  a blocking collective; ``root`` is a rank of the job, or -1
+                             if the operation has no root; the transfer takes ``slow_ms`` more
+                             than usual
     ["send" or "recv", peer] a blocking message in the group of all
 """
 
@@ -76,7 +77,7 @@ class _Draw:
 
     @property
     def extra(self) -> dict[str, float]:
-        """Returns the instructions that make a rank late."""
+        """By how many ms a late rank's work is longer, by phase."""
         return {self.phase: self.late_ms}
 
 
@@ -105,7 +106,7 @@ def _late_root(op: str) -> Callable[[_Draw], Job]:
 
     def make(draw: _Draw) -> Job:
         root = draw.rank(0, 1, 2, 3)
-        leaf = (root + 2) % 4  # of a broadcast's tree, a child of the root without children
+        leaf = (root + 2) % 4  # in the broadcast's tree, a child of the root that has no children
 
         def program(step: int, rank: int) -> Program:
             extra = draw.late_ms * {root: 1.0, leaf: 1.4}.get(rank, 0.0)
@@ -174,7 +175,7 @@ def _hsdp(draw: _Draw) -> Job:
 
 def _pipeline(draw: _Draw) -> Job:
     size = draw.rank(3, 4)
-    slow = draw.rank(*range(size - 1))  # in the last stage, only its own waiting would remain
+    slow = draw.rank(*range(size - 1))  # a slow last stage would leave only its own waiting
 
     def program(step: int, rank: int) -> Program:
         done: Program = []
@@ -261,7 +262,7 @@ def _batch_norm(draw: _Draw) -> Job:
         length = {root: late, 2: 1.3 * late}.get(rank, 0.0)
         data, forward, backward = draw.work({"data": length})
         if rank == 2:
-            forward[2] = 0.5  # the leaf makes up for the time of its data
+            forward[2] = 0.5  # a shorter forward pass: this rank is not late for the all-reduce
         buffers = ["call", "broadcast", ALL, root, 0.0]
         return [data, buffers, forward, backward, _SYNC, draw.update()]
 
@@ -297,7 +298,7 @@ SCENARIOS = [(shape, seed) for seed in range(4) for shape in SHAPES]
 
 
 def simulated(of: Job) -> list[Rank]:
-    """Returns the ranks' recordings, if gloo forwards messages as observed."""
+    """Returns the ranks' recordings; messages take the ways that gloo was observed to use."""
     return _Simulation(of).run()
 
 
@@ -324,7 +325,7 @@ class _Simulation:
         self._now = [int(_STARTED_MS * MS)] * of.size
         self._began = list(self._now)
         self._turns: Counter[tuple[Any, ...]] = Counter()
-        #: Time of each rank's arrival, by call.
+        #: By call: the time of arrival of each rank.
         self._came: dict[tuple[Any, ...], dict[int, int]] = {}
         self._at: list[tuple[Any, ...] | None] = [None] * of.size
 

@@ -36,14 +36,14 @@ LOG = {
 
 
 class Meeting:
-    """Where the ranks' scripts, a thread each, learn when the last of them has come."""
+    """A meeting of all ranks' scripts, which run in a thread each: tells when the last one came."""
 
     def __init__(self, ranks: int) -> None:
         self._times = [0.0] * ranks
         self._barrier = threading.Barrier(ranks, timeout=30)
 
     def latest(self, rank: int, now_ms: float) -> float:
-        """Returns the time of the last rank; each rank calls it equally often."""
+        """Returns the latest of all ranks' ``now_ms``; all ranks must call this equally often."""
         self._times[rank] = now_ms
         self._barrier.wait()
         last = max(self._times)
@@ -122,12 +122,13 @@ class Script:
         no_core_ms: float = 0.0,
         held_ms: float = 0.0,
     ) -> None:
-        """A backward pass that exchanges buckets at its end; ``buckets``: ms by bytes.
+        """A backward pass that exchanges buckets at its end; ``buckets``: ms of each, by bytes.
 
-        ``marks``: the same for exchanges of the parameters that were used. The gradients are copied
-        into the buckets for ``copy_ms``, and out of them as long. The thread has no core for
-        ``no_core_ms`` of its wait. With ``held_ms`` the buckets are issued in the middle of the
-        pass, and the threads that exchange them keep this one from its core for so long.
+        ``marks``: ms of the exchanges in which DDP's ranks tell which parameters they used, by
+        bytes. Copying gradients into the buckets takes ``copy_ms``, and copying them back as long.
+        The thread has no core for ``no_core_ms`` of its wait. With ``held_ms`` the buckets are
+        issued in the middle of the pass, and the threads that exchange them take the training
+        thread's core for ``held_ms``.
         """
         begin, task = self._now, self.passes
         self.passes += 1
@@ -159,10 +160,11 @@ class Script:
         reduce: bool = True,
         copy_ms: float = 0.0,
     ) -> None:
-        """A pass of FSDP2 over units of these bytes, in which each collective takes 1 ms.
+        """Forward and backward of FSDP2 over units of these bytes; each collective takes 1 ms.
 
-        A unit computes for ``ms`` in forward and twice of it in backward, which gathers it
-        ``again``, after copies of ``copy_ms``, and may ``reduce`` its gradients.
+        A unit computes for ``ms`` in forward, and for twice as long in backward. ``again``:
+        backward copies for ``copy_ms`` and gathers each unit again; ``reduce``: it scatters the
+        reduced gradients.
         """
         ranks, begin, task = self.rank.world_size, self._now, self.passes
         self.passes += 1
@@ -196,7 +198,7 @@ class Script:
     def step(self, body: Callable[[], None]) -> None:
         """One step with its update."""
         begin, begin_ms = self._now, self.now_ms
-        self.now_ms += 0.001  # no event is at the step's begin
+        self.now_ms += 0.001  # so that no event has the time of the step's begin
         body()
         self.rank.step(begin, self._now)
         self.steps_ms.append(self.now_ms - begin_ms)
@@ -224,7 +226,7 @@ def causes_of(
         log: DDP's log of each model, in addition to ``LOG``.
         about: changes of the run's context.
         meets: every collective begins when the last rank has come.
-        fewer: number of steps that some ranks make less.
+        fewer: by rank, how many steps it makes fewer than ``steps``.
         metadata: further metadata of every rank's trace.
     """
     scripts = _trained(body, ranks, steps, models, log, meets, metadata, fewer)
@@ -247,7 +249,7 @@ def facts_of(body: Callable[[Script, int], None], *, ranks: int = 2, **metadata:
 def mean_step_ms(
     body: Callable[[Script, int], None], *, ranks: int = 2, steps: int = 12, meets: bool = True
 ) -> float:
-    """Returns the mean step of a job after its warm-up, as its schedule was built."""
+    """Returns the mean step after the warm-up, from the scripts' clocks, not from an analysis."""
     scripts = _trained(body, ranks, steps, 0, None, meets, {})
     return float(np.mean([script.steps_ms[1:] for script in scripts]))
 

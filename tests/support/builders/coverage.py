@@ -77,13 +77,15 @@ def objects(rank: int) -> Prepared:
         dist.scatter_object_list([None], [VALUE] * N if root else None, src=0)
 
     return issue, [
-        Row(GATHERED, L, N * L, "Long"),  # all lengths, then all objects at the longest length
+        # all_gather_object: all lengths, then all objects, padded to the longest length
+        Row(GATHERED, L, N * L, "Long"),
         Row(GATHERED, size, N * size, "Byte"),
         Row("broadcast", L, L, "Long"),
         Row("broadcast", size, size, "Byte"),
         Row("all_gather", L, N * L, "Long"),
         Row("gather", size, N * size if root else 0, "Byte"),
-        Row("broadcast", L, L, "Long"),  # longest length, the objects, then each one's length
+        # scatter_object_list: the longest length, then the objects, then each object's length
+        Row("broadcast", L, L, "Long"),
         Row("scatter", N * size if root else 0, size, "Byte"),
         Row("scatter", N * L if root else 0, L, "Long"),
     ]
@@ -305,7 +307,7 @@ def fsdp2(rank: int) -> Prepared:
         size = parameters * F
         return Row("reduce_scatter_tensor", size, size // N, reduce_op="AVG")
 
-    # Forward, then backward, which gathers the layer before (prefetch) while one computes.
+    # Forward, then backward: it gathers layer 0 (prefetch) before it scatters layer 1's gradients.
     return lambda: model(torch.ones(2, 8)).sum().backward(), [
         *(gather(144), gather(68)),
         *(gather(68), gather(144), scatter(68), scatter(144)),
@@ -346,7 +348,7 @@ def straight_to_the_backend(rank: int) -> Prepared:
 
 
 def coalescing_manager(rank: int) -> Prepared:
-    pair = dist.new_group([0, 1])  # it is unusable afterwards
+    pair = dist.new_group([0, 1])  # not the default group, because the group is unusable afterwards
 
     def issue() -> None:
         with dist._coalescing_manager(group=pair, device=torch.device("cpu"), async_ops=True):

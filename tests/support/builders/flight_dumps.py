@@ -19,7 +19,7 @@ def entry(
     backend: str = "nccl",
     at: int = 0,
 ) -> dict[str, Any]:
-    """Returns one entry; a message such as "send 0->1" is no collective.
+    """Returns one entry; ``op`` names a collective, or a message such as "send 0->1".
 
     seq: number from 0, as commprof counts; c10d counts collectives from 1.
     at: time of creation in ns.

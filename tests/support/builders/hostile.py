@@ -38,7 +38,7 @@ _VALUES: tuple[Any, ...] = (
 
 
 def sound_run(directory: Path) -> Path:
-    """Writes a run of two ranks and six steps, with launcher's and watchdog's files on a hang."""
+    """Writes a run of two ranks and six steps, with files of the launcher, and of a hang."""
     run = write_run(directory, ranks_of(2, 6, late_ms=5))
     world = run / "world_2"
     first, again = LaunchedAttempt(0, 1, 2, {1: -9}, 1), LaunchedAttempt(1, 3, 4, {}, 0)

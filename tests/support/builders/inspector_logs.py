@@ -37,9 +37,10 @@ class Group:
     name: str
     members: Ints
     calls: dict[str, int] = field(default_factory=dict)
-    #: Waiting, summed over calls and ranks; transfers of each call, by kind and size: from the last
-    #: arrival until the kernels end, as a mean over the ranks.
+    #: Waiting, summed over calls and ranks.
     waited_us: float = 0.0
+    #: By kind and size: the transfer of each call, from the last arrival until the kernels end, as
+    #: a mean over the ranks.
     transfers_us: dict[tuple[str, int], list[float]] = field(default_factory=dict)
 
 
@@ -71,7 +72,7 @@ class SimulatedJob:
     ) -> None:
         """Makes the groups of a job with these degrees of parallelism.
 
-        ``experts`` is the number of neighbours in a data-parallel group that exchange tokens.
+        ``experts``: size of the expert groups, into which each data-parallel group is cut.
         """
         self.rng = np.random.default_rng(seed)
         self.count, self.per_host = tp * dp * pp, per_host
@@ -97,7 +98,7 @@ class SimulatedJob:
         self.records: list[Written] = []
         #: Records that rings lost, by process and communicator.
         self.dropped: dict[tuple[int, str], int] = {}
-        #: By how much each late process was late over the run.
+        #: Sum over all steps of the time by which each late process was late.
         self.late_by_us: dict[int, float] = {}
         self._messages = np.zeros(self.count, dtype=np.int64)
         self.time_us = np.zeros(self.count)
@@ -169,9 +170,10 @@ class SimulatedJob:
         self.records = [r for r, keep in zip(self.records, kept.tolist(), strict=True) if keep]
 
     def overflow(self, ring: int, per_dump: int) -> None:
-        """Drops the oldest collectives of every dump: a ring keeps ``ring`` of ``per_dump``.
+        """Drops the oldest collectives of every dump.
 
-        Processes dump at times of their own.
+        A dump comes after ``per_dump`` collectives, and the ring has room for the last ``ring``
+        of them. Each process dumps at times of its own.
         """
         phase = self.rng.integers(0, per_dump, self.count)
         seen: dict[tuple[int, str], list[int]] = {}
@@ -290,15 +292,16 @@ def simulate(
 
     Args:
         tp: ranks of a tensor-parallel group.
-        dp: ranks of a data-parallel group, which also exchanges experts' tokens if there are no
-            expert groups.
+        dp: ranks of a data-parallel group.
         pp: stages.
         steps: number of steps.
-        late_us: by how much each late process is late in a step; several take turns.
-        late_part: part of the steps in which one is late.
-        lost: part of all records that is lost.
-        experts: ranks of a group that exchanges experts' tokens; 1 if a data-parallel group does.
-        rooted: True for a broadcast and a reduce in each step, too.
+        late_us: by how much each late process is late in a step; in each step at most one, drawn at
+            random, is late.
+        late_part: fraction of the steps in which a process is late.
+        lost: fraction of all records that is lost.
+        experts: ranks of an expert group, which exchanges tokens; 1 if there are no expert groups,
+            and data-parallel groups exchange the tokens.
+        rooted: True if each step also has a broadcast and a reduce.
         seed: of all randomness.
     """
     job = SimulatedJob(tp, dp, pp, experts=experts, seed=seed)

@@ -1,4 +1,4 @@
-"""A recorder that only keeps metadata, for what adds to a trace's metadata while it is written."""
+"""A recorder that only keeps metadata, for tests of code that adds metadata during a recording."""
 
 from __future__ import annotations
 

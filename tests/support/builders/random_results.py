@@ -162,7 +162,7 @@ def _shown_world(
 
 
 def _tiny(random: np.random.Generator, exposed_ms: float, rank_steps: int) -> list[CollectiveRow]:
-    """Returns, at times, many small calls that hold some of the exposed time."""
+    """Returns, for some draws, a row of many small calls that have a part of the exposed time."""
     if random.random() < 0.6:
         return []
     held = exposed_ms * float(random.uniform(0.2, 1))

@@ -7,8 +7,8 @@ phases, marks of steps, or records for which a buffer had no room.
 
 Whatever is said about the rest must not rest on the part. Figures are equal to those of the whole
 recording, or unknown; time moves from waiting, transfer and phases to the parts "not attributed"
-and "other", never back. No rank is accused, no rank is acquitted, nothing is called an incident and
-nothing is called the bottleneck that the whole recording does not show.
+and "other", never back. No rank is accused or acquitted, and nothing is called an incident or the
+bottleneck, unless this is also said about the whole recording.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def _remove_rank(draw: random.Random, of: Drawn, known: dict[int, Any]) -> None:
 
 
 def _events_removal(name: str, keep: Callable[[Event], bool], from_all: bool = True) -> Removal:
-    """Removes events from one rank or from all; only from some if ``from_all`` is False."""
+    """Removes events from one rank or from all; from one of several if ``from_all`` is False."""
 
     def remove(draw: random.Random, of: Drawn, known: dict[int, list[Event]]) -> None:
         ranks = _some(draw, known) if from_all else [draw.choice(sorted(known))]
@@ -509,19 +509,23 @@ def _figures(case: Drawn, whole: WorldResult, rest: WorldResult) -> Iterator[str
             value, then_value = getattr(row.times, name), getattr(earlier.times, name)
             if not math.isnan(value) and not _close(value, then_value):
                 yield f"{row.kind.op}: {name} {value} for {then_value}"
-        ended = not any(name.startswith("ends") for name in case.removed)  # a median of the rest
+        # Without some ends, the median is that of the remaining calls.
+        ended = not any(name.startswith("ends") for name in case.removed)
         median_ms, then_ms = (each.times.duration.median_ms for each in (row, earlier))
         if ended and not (math.isnan(median_ms) or _close(median_ms, then_ms)):
             yield f"{row.kind.op}: duration {median_ms} for {then_ms}"
 
 
 def _shares(case: Drawn, whole: Shown, rest: Shown) -> Iterator[str]:
-    """Compares what bounds the step: equal shares, or a name that says what is not known."""
+    """Compares what bounds the step: shares of the step must be those of the whole recording.
+
+    The parts "other" and "compute" may grow if phases, launches or operators were removed.
+    """
     assert rest.verdict is not None
     assert whole.verdict is not None
     assert rest.world is not None
     if rest.world.recording.missing_ranks:
-        return  # shares are then those of the other ranks, and their figures are compared
+        return  # the shares are means over other ranks now; each rank's figures are compared anyway
     for binding, known in zip(rest.verdict.bindings, whole.verdict.bindings, strict=True):
         before = dict(known.largest)
         for part, share in binding.largest:

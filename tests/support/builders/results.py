@@ -178,14 +178,15 @@ def world(world_size: int = 1, **values: Any) -> WorldResult:
         "cross_checks": (),
     }
     made = {**defaults, **values}
-    made.setdefault("call_steps", made["steps"] - made["warmup_steps"])  # as in a short run
+    # In a short run, the calls of all measured steps are analysed.
+    made.setdefault("call_steps", made["steps"] - made["warmup_steps"])
     return built(WorldResult, {"evidence": evidence_about(made, **evidence), **made})
 
 
 def built(made: type[Any], values: dict[str, Any]) -> Any:
-    """Makes a result of which fields, of its own and of its groups, are given by their own names.
+    """Makes a result from ``values``: fields of the result and of its groups, all by field name.
 
-    A group of which no value is given keeps its default, if it has one.
+    A group of fields without any value keeps its default, if it has one.
     """
     left = dict(values)
     defaults = {f.name for f in dataclasses.fields(made) if f.default is not dataclasses.MISSING}
@@ -197,7 +198,7 @@ def built(made: type[Any], values: dict[str, Any]) -> Any:
 
 
 def with_fields(base: Any, **values: Any) -> Any:
-    """Returns a copy of a result with other values of fields, of its own and of its groups."""
+    """Returns a copy of a result with new values of fields, of the result or of its groups."""
     left = dict(values)
     groups = {
         name: with_fields(getattr(base, name), **own)
@@ -227,7 +228,7 @@ def _names(made: type[Any]) -> list[str]:
     return [*_own_names(made), *(name for group in groups for name in _names(group))]
 
 
-#: Values of ``world`` that go to its evidence.
+#: Arguments of ``world`` that are fields of the evidence.
 _OF_EVIDENCE = (
     "times",
     "training_thread",
@@ -377,8 +378,8 @@ def run_result(*worlds: WorldResult, **values: Any) -> RunResult:
 def detail(world_size: int = 2, steps: int = 20, **parts: object) -> WorldDetail:
     """Returns steps of 100 ms with these `parts`, a number or one per step, equal on all ranks.
 
-    Also accepts `epoch_samples`, `no_core_share`, and `with_cores`, by default the step. The rest
-    of the step is other; exposed is wait and transfer.
+    Also accepts `epoch_samples`, `no_core_share`, and `with_cores`, which by default is the step.
+    The part "other" is the rest of the step; "exposed" is the sum of wait and transfer by default.
     """
     epoch_samples = float(parts.pop("epoch_samples", math.nan))  # type: ignore[arg-type]
     no_core_share = float(parts.pop("no_core_share", 0.0))  # type: ignore[arg-type]

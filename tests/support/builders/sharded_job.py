@@ -23,7 +23,8 @@ MB = 1_000_000
 RATE = MB / 0.010
 STEP_MS = 96
 FLOAT = 1
-#: Step in which rank 1 waits for a collective that is complete without a wait in other steps.
+#: The step in which rank 1 records a short wait for a collective that is already complete; in other
+#: steps it records no such wait.
 _SEEN = 4
 
 

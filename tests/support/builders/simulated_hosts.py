@@ -36,7 +36,7 @@ def machine_of(host: int) -> dict[str, Any]:
 
 @contextmanager
 def here_on(host: int) -> Iterator[Here]:
-    """Yields what ``Here()`` is on a simulated host, on which this process seems to run."""
+    """Yields the ``Here()`` that this process would have if it ran on a simulated host."""
     with tempfile.TemporaryDirectory() as place:
         proc = Path(place)
         (proc / "sys/kernel/random").mkdir(parents=True)
@@ -48,7 +48,10 @@ def here_on(host: int) -> Iterator[Here]:
 
 
 class SimulatedHost:
-    """One host: its traces, whose summaries it replaces; rank ``late`` of the job is late."""
+    """One host, which writes its ranks' traces and replaces the summaries in them.
+
+    ``late``: the rank of the job that is late.
+    """
 
     def __init__(
         self, run: Path, host: int, hosts: int, per_host: int, operations: int = 20, late: int = 3
@@ -85,7 +88,7 @@ class SimulatedHost:
                 file.write(data)  # in place, as a rank does
 
     def rewrite(self, sequence: int) -> None:
-        """Writes the summaries that are there again, as newer ones, and the host's own file."""
+        """Writes existing summaries again under a newer sequence number, and the host's file."""
         for rank in self.ranks:
             path = self._run / f"rank_{rank}.trace"
             head = len(self._heads[rank])

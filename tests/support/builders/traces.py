@@ -246,7 +246,7 @@ def world_run(ranks: list[Rank], world_size: int | None = None, **values: Any) -
 
 
 class GrowingRun:
-    """Traces of ranks in a directory that grow, as far as they were recorded at some time."""
+    """Trace files that grow: each call of ``until`` writes what was recorded before a time."""
 
     def __init__(self, directory: Path, ranks: Sequence[Rank]) -> None:
         directory.mkdir(parents=True, exist_ok=True)

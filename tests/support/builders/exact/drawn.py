@@ -29,7 +29,7 @@ LATE_IN = {"data": DATA, "forward": FORWARD, "backward": BACKWARD, "optimizer": 
 
 @dataclass(frozen=True)
 class Late:
-    """A rank that is late, in one cause, by ``extra_ns[step]``."""
+    """A rank that is late by ``extra_ns[step]``, for one cause."""
 
     rank: int
     cause: str
@@ -116,7 +116,10 @@ def _world(size: int) -> Ints:
 
 
 def _ddp(draw: _Draw, groups: Ints | None = None, layers: int = 1) -> Job:
-    """Gradient buckets that a finalisation waits for; with ``groups``, reduced in each of them."""
+    """DDP: gradient buckets, and a finalisation that waits for them.
+
+    ``groups``: ``[group, member]``, each of which reduces its own gradients; by default all ranks.
+    """
     buckets = draw.between(4, 25)
     groups = _world(draw.size) if groups is None else groups
     calls = [Call("all_reduce", "dp", groups, 1 << 18, True) for _ in range(buckets)]
@@ -144,7 +147,10 @@ def _handles(draw: _Draw) -> Job:
 
 
 def _fsdp2(draw: _Draw) -> Job:
-    """Layers gathered before they are used, the next one ahead, and gradients scattered."""
+    """FSDP2: each layer is gathered before its use, and backward scatters the gradients.
+
+    In half of the jobs the next layer's gathering is issued before a layer computes, else after.
+    """
     layers, ahead = draw.between(2, 6), bool(draw.random.integers(2))
     groups = _world(draw.size)
     calls: list[Call] = []
@@ -174,9 +180,9 @@ def _fsdp2(draw: _Draw) -> Job:
 
 
 def _groups(draw: _Draw) -> Job:
-    """Tensor parallel pairs or fours that wait for each layer, and gradients across them.
+    """Tensor parallel groups of 2 or 4 ranks wait for each layer; DDP reduces across the groups.
 
-    An odd number of ranks makes one tensor parallel group.
+    If the number of ranks is odd, all ranks are one tensor parallel group.
     """
     tensor = 2 << int(draw.random.integers(2))
     while draw.size % tensor:
@@ -202,7 +208,7 @@ def _groups(draw: _Draw) -> Job:
 
 
 def _pipeline(draw: _Draw) -> Job:
-    """Stages that send micro batches on and gradients back, each with replicas."""
+    """A pipeline: stages send micro batches on and gradients back; each stage has replicas."""
     stages = draw.between(2, min(4, draw.size))
     while draw.size % stages:
         stages -= 1
@@ -303,8 +309,8 @@ def drawn(
         late: late ranks.
         cause: one of ``LATE_IN``, or ``PAUSE``; drawn if None.
         times_backward: how late, in backward passes; drawn between 0.2 and 3 if None.
-        in_turn: True if the late ranks take turns; else each is late in all steps, and each but the
-            first by a quarter of the time by which the one before is.
+        in_turn: True if the late ranks take turns. If False, each late rank is late in all steps:
+            the first by the full time, every further one by a quarter of the previous rank's time.
         hosts: hosts, with clocks of their own.
     """
     draw = _Draw(seed, size, steps)
@@ -336,7 +342,7 @@ def _make_late(draw: _Draw, job: Job, late: Late) -> None:
         job.pause(late.rank, works[draw.between(0, len(works) - 1)], late.extra_ns)
         return
     works = job.works(LATE_IN[late.cause], role)
-    # All operations of the phase are slower, or one of them.
+    # Either all operations of the phase are slower, or only one of them.
     chosen = works if draw.random.integers(2) else [works[draw.between(0, len(works) - 1)]]
     job.lengthen(late.rank, LATE_IN[late.cause], late.extra_ns, chosen)
 
@@ -353,8 +359,8 @@ def any_job(seed: int, late: int = 1, in_turn: bool = False, most_ranks: int = 1
     if shape == "pipeline":
         size += size % 2
     hosts = int(random.integers(1, 5)) if size >= 8 else 1
-    # Where bubbles of a pipeline or noise of many ranks make up much of the waiting, only own work,
-    # in more steps, tells.
+    # Bubbles of a pipeline, or noise of many ranks, can make up much of the waiting. The late rank
+    # then shows only in the ranks' own work, over more steps.
     most = 25 if shape == "pipeline" or size > 256 else 13
     steps = most - 1 if size > 32 else int(random.integers(16, 25))
     return drawn(shape, seed, size, steps, late, in_turn=in_turn, hosts=hosts)

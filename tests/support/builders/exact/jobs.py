@@ -76,11 +76,12 @@ class Job:
     seen_after_ns: dict[int, Ints]
     #: Time in ns in which DDP copies a bucket back.
     copy_ns: int = 0
-    #: Pauses of a process, at the begin of a WORK, which takes so much longer: as ``work_ns``.
+    #: Time in ns for which the process is stopped at the begin of a WORK, in addition to its
+    #: ``work_ns``; indexed like ``work_ns``.
     pause_ns: dict[tuple[int, int], Ints] = field(default_factory=dict)
-    #: Ranks of each host; hosts have clocks of their own.
+    #: Ranks of each host, each with a clock of its own; 0 if all ranks are on one host.
     ranks_per_host: int = 0
-    #: How far each rank begins after the first one.
+    #: Time in ns by which each rank begins after the first one.
     begin_ns: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def role_of(self, rank: int) -> int:
@@ -97,7 +98,8 @@ class Job:
     ) -> None:
         """Makes one rank's phase longer by ``extra_ns[step]``.
 
-        ``at``: indices of the WORK that takes longer, each by an equal part; by default all.
+        ``at``: indices of the WORK operations that share ``extra_ns`` equally; by default all
+        operations of the phase.
         """
         role = self.role_of(rank)
         place = int(np.flatnonzero(self.roles[role].ranks == rank)[0])

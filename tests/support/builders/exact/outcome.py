@@ -25,8 +25,9 @@ class Outcome:
     #: The rank that is named late and its cause; None if none is.
     rank: int | None
     cause: str | None
-    #: Largest errors as fractions of the step: of the waiting that one rank caused in one way, and
-    #: of one rank's waiting and transfer; each is a mean per step over the ranks or the steps.
+    #: Largest errors as fractions of the step. ``cost_error``: of the waiting that one rank caused
+    #: for one cause, as a mean over the steps and the waiting ranks. The others: of one rank's
+    #: waiting, and of its transfer, as means over the steps.
     cost_error: float
     wait_error: float
     transfer_error: float
@@ -34,7 +35,7 @@ class Outcome:
     true_share: float
 
     def is_right(self, drawn: Drawn) -> bool:
-        """True if just the rank that is late is named."""
+        """True if the late rank is named, or no rank if none is late."""
         return self.rank == (drawn.late[0].rank if drawn.late else None)
 
     def cause_is_right(self, drawn: Drawn) -> bool:
@@ -45,7 +46,7 @@ class Outcome:
 def outcome(drawn: Drawn) -> Outcome:
     """Analyses a job as a report does, and compares the result with the truth.
 
-    Gains are not replayed, which would take half of the time.
+    Leaves out the replay that predicts gains: it would take half of the time.
     """
     times = simulate(drawn.job)
     true = truth.truth_of(drawn.job, times)

@@ -47,7 +47,7 @@ def _labels(job: Job) -> list[str]:
 
 
 def _memberships(job: Job, rank: int) -> list[tuple[int, str, int, int]]:
-    """Returns the id, name and size of a rank's groups, and its place there."""
+    """Returns the id, name and size of each group of a rank, and the rank's place in the group."""
     found = []
     for id, label in enumerate(_labels(job), 1):
         calls = [call for call in job.calls if call.label == label]
@@ -164,7 +164,7 @@ def _of_role(job: Job, times: Times, r: int, ids: dict[str, int]) -> Any:
         place += count
     add(Kind.STEP, times.step_end_ns[:, ranks], op_id=steps, aux=1)
     records = np.stack(made, axis=2).transpose(1, 0, 2)
-    # Only the paused rank has a record of it.
+    # A rank without a pause has no record of a pause.
     return [
         each[(each["kind"] != Kind.PAUSE) | (each["value"] > each["timestamp_ns"])]
         for each in records

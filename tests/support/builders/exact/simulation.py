@@ -15,12 +15,13 @@ import numpy.typing as npt
 from commprof.trace.columns import Ints
 from tests.support.builders.exact.jobs import FINISH, ISSUE, WAIT, WORK, Call, Job, Op
 
-#: A wait for a call that has ended takes so long, and a finalisation at its begin and its end.
+#: Time in ns that a wait takes if its call has already ended, and that a finalisation takes before
+#: its first wait and again after its last one.
 RETURNS_NS = 300
 FINISH_NS = 10_000
-#: A shorter wait is not called standing.
+#: Time in ns of the shortest wait in which a rank counts as standing.
 STANDS_NS = 1000
-#: A communicator is idle from this time on before its first call.
+#: Time from which a communicator is idle if it has had no call yet.
 _NEVER = np.int64(0)
 
 
@@ -29,10 +30,10 @@ class CallTimes:
     """Times of one call, ``[step, rank]``; 0 for ranks that take no part."""
 
     issue_ns: Ints
-    #: Issue of the last rank of the group, and this rank.
+    #: When the last rank of the group issued the call, and which rank that is.
     last_ns: Ints
     last_rank: Ints
-    #: When the communicator was free.
+    #: When the communicator had ended its previous call.
     free_ns: Ints
     #: When the call began on the communicator, ended there, and was seen to end.
     begin_ns: Ints
@@ -96,7 +97,10 @@ def simulate(job: Job) -> Times:
 
 
 def _after(job: Job, times: Times, at: tuple[int, int, int], op: Op, now: Ints) -> Ints:
-    """Returns when the ranks of a role are done with an operation."""
+    """Returns when the ranks of a role, which begin it ``now``, are done with an operation.
+
+    ``at``: step, and indices of the role and of the operation.
+    """
     step, r, i = at
     ranks = job.roles[r].ranks
     if op.kind == WORK:
@@ -120,7 +124,10 @@ def _after(job: Job, times: Times, at: tuple[int, int, int], op: Op, now: Ints) 
 def _begin(
     job: Job, times: CallTimes, number: int, step: int, free: dict[tuple[str, int], np.int64]
 ) -> None:
-    """Lets the calls begin that all of their ranks have issued by now."""
+    """Begins a call in the groups in which all ranks have issued it.
+
+    ``free``: when a communicator is free, by its label and the index of its group.
+    """
     call = job.calls[number]
     issue = times.issue_ns[step][call.groups]
     ready = np.flatnonzero((issue > 0).all(axis=1) & (times.over_ns[step][call.groups[:, 0]] == 0))

@@ -43,28 +43,30 @@ class Truth:
 
 @dataclass(frozen=True)
 class _Wait:
-    """One wait of one rank, which has some waiting."""
+    """One wait of one rank; at least a part of it is waiting for a late rank."""
 
     step: int
     rank: int
     begin_ns: int
     end_ns: int
-    #: Begin and end of its waiting, which may be in parts, and the waiting.
+    #: Begin and end of each part of the waiting, and the sum of the parts.
     waiting: tuple[tuple[int, int], ...]
     wait_ns: int
+    #: The rank that arrived last at the call, and when.
     late: int
     arrived_ns: int
-    #: Call that ended the waiting, and this rank's own issue of it.
+    #: Call that ended the waiting, and when this rank issued the call.
     call: int
     own_ns: int
-    #: Operations up to this wait, and up to the late rank's issue, in the order of each program.
+    #: Position of this wait in its rank's program, counted in operations over all steps; and of
+    #: the issue of ``call`` in the late rank's program.
     at: int
     late_at: int
 
 
 @dataclass
 class _Stop:
-    """Where one rank waits for a call of all-to-all waiting."""
+    """Where one rank waits for a collective, in which every rank waits for all others."""
 
     at: int
     issue_ns: int
@@ -81,7 +83,8 @@ class _Rank:
 
     #: Begin, end and cause of everything that takes time.
     done: list[tuple[int, int, int]] = field(default_factory=list)
-    #: By step and call: where it waits, and the position of its issue.
+    #: By step and call: where the rank waits for the call, and the position of the call's issue in
+    #: the rank's program.
     stops: dict[tuple[int, int], _Stop] = field(default_factory=dict)
     issued_at: dict[tuple[int, int], int] = field(default_factory=dict)
     #: The stops in the order of the program: their keys and positions.
@@ -91,19 +94,22 @@ class _Rank:
     reached: Floats = field(default_factory=lambda: np.zeros(0))
 
     def close(self) -> None:
-        """Puts everything in order, for :meth:`spent` too."""
+        """Sorts what was added; :meth:`until` and :meth:`spent` need this."""
         self.stop_keys = sorted(self.stops, key=lambda key: self.stops[key].at)
         self.stop_at = [self.stops[key].at for key in self.stop_keys]
         begin, end, cause = np.array(sorted(self.done), dtype=np.int64).reshape(-1, 3).T
         length = np.zeros((len(begin) + 1, _WAITING + 1))
         length[np.arange(len(begin)) + 1, cause] = end - begin
-        # Between two edges time passes at the rate of one cause, or of none.
+        # Between two neighbouring edges, all time belongs to one cause, or to none.
         self.edges = np.stack([begin, end], axis=1).ravel()
         total = np.cumsum(length, axis=0)
         self.reached = np.repeat(total, 2, axis=0)[1:-1]
 
     def until(self, time_ns: int) -> Floats:
-        """Returns the time up to a moment by cause, waiting last."""
+        """Returns the time spent on each cause before ``time_ns``, in the order of CAUSES.
+
+        The last element is the waiting.
+        """
         at = int(np.searchsorted(self.edges, time_ns, side="right"))
         if at == 0 or at == len(self.edges):
             ends: Floats = self.reached[0 if at == 0 else -1]
@@ -114,11 +120,14 @@ class _Rank:
         return reached
 
     def spent(self, begin_ns: int, end_ns: int) -> Floats:
-        """Returns the time of a stretch by cause, waiting last."""
+        """Returns the time spent on each cause between two times, ordered as in :meth:`until`."""
         return self.until(end_ns) - self.until(begin_ns)
 
     def done_in(self, stretch: _Stretch) -> Floats:
-        """Returns the time of a stretch by cause, without the waiting and transfer of its stop."""
+        """Returns the time of a stretch by cause, ordered as in :meth:`until`.
+
+        Leaves out waiting and transfer between the two middle times of the stretch.
+        """
         begin, stood, left, end = stretch
         time = self.spent(begin, end)
         not_counted = self.spent(stood, left)
@@ -166,7 +175,11 @@ def _work(job: Job, times: Times, at: tuple[int, int, int, int], rank: _Rank) ->
 def _waits(
     job: Job, times: Times, of: tuple[int, int], ranks: list[_Rank], found: Truth
 ) -> Iterator[_Wait]:
-    """Yields the waits of one operation of a role, and notes what its ranks did in it."""
+    """Yields the waits of one operation of a role.
+
+    Also adds what the role's ranks did in the operation to ``ranks``, and their waiting and
+    transfer to ``found``. ``of``: indices of the role and the operation.
+    """
     r, i = of
     role = job.roles[r]
     op = role.ops[i]
@@ -250,14 +263,15 @@ def _trace_back(job: Job, waits: list[_Wait], ranks: list[_Rank], found: Truth) 
             found.caused_ns[wait.step, rank, cause] += share * wait.wait_ns
 
 
-#: Begin, time in which the rank stood at the meeting, and end of a time that is compared.
+#: Times of one rank: begin of the stretch, begin and end of the rank's wait at the meeting with the
+#: other rank, and end of the stretch.
 _Stretch = tuple[int, int, int, int]
-#: That of the rank that waits, and that of the late rank.
+#: The stretch of the rank that waits, and that of the late rank, which are compared.
 _Stretches = tuple[_Stretch, _Stretch]
 
 
 def _moments(job: Job, waits: list[_Wait]) -> dict[frozenset[int], Ints]:
-    """Returns, per pair, the moments at which one arrived at a message and the other waited."""
+    """Returns, by pair of ranks, when one rank arrived at a message for which the other waited."""
     times: dict[frozenset[int], list[int]] = defaultdict(list)
     for wait in waits:
         if job.calls[wait.call].is_message:
@@ -268,7 +282,7 @@ def _moments(job: Job, waits: list[_Wait]) -> dict[frozenset[int], Ints]:
 def _compared(
     job: Job, wait: _Wait, ranks: list[_Rank], moments: dict[frozenset[int], Ints]
 ) -> _Stretches | None:
-    """Returns what is compared since the two ranks last met; None if they have not met."""
+    """Returns the stretches of the two ranks since they last met; None if they have not met."""
     mine, late = ranks[wait.rank], ranks[wait.late]
     is_message = job.calls[wait.call].is_message
     end_ns = wait.begin_ns if is_message else min(wait.own_ns, wait.begin_ns)
@@ -298,7 +312,7 @@ def _compared(
 
 
 def _since_issue(stop: _Stop, end_ns: int) -> _Stretch:
-    """Returns the time since a rank issued the call of a stop."""
+    """Returns the stretch that begins when a rank issued the call of a stop."""
     if not stop.stood:
         return stop.issue_ns, stop.issue_ns, stop.issue_ns, end_ns
     return stop.issue_ns, stop.begin_ns, stop.left_ns, end_ns
@@ -307,7 +321,10 @@ def _since_issue(stop: _Stop, end_ns: int) -> _Stretch:
 def _excess(
     wait: _Wait, ranks: list[_Rank], stretches: _Stretches
 ) -> tuple[float, dict[int, float]]:
-    """Returns the share passed on from third ranks, and the rest by cause, which adds up to 1."""
+    """Returns the share of a wait that the late rank passed on from third ranks.
+
+    Also returns the shares of the causes in the rest of the wait, which add up to 1.
+    """
     excess = ranks[wait.late].done_in(stretches[1]) - ranks[wait.rank].done_in(stretches[0])
     longer = np.maximum(0.0, excess[:_WAITING])
     third, own = max(0.0, float(excess[_WAITING])), max(0.0, float(excess[:_WAITING].sum()))
@@ -319,7 +336,7 @@ def _excess(
 
 
 def _overlaps(waits: list[_Wait], numbers: list[int], stretch: _Stretch) -> list[tuple[int, float]]:
-    """Returns the earlier waits of a rank that overlap its stretch, and by how much."""
+    """Returns the earlier waits that overlap a stretch of the same rank, and by how many ns."""
     begin, stood, left, end = stretch
     found = []
     for number in reversed(numbers):
