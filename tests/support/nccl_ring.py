@@ -16,7 +16,7 @@ from commprof.analysis.run import analyse_in_detail
 class RankTruth:
     """What is known of one rank, in ns over all its operations."""
 
-    #: Of its sends to the next rank.
+    #: Parts of its sends to the next rank: time for the network, for the peer and for the GPU.
     network_ns: float
     peer_ns: float
     gpu_ns: float
@@ -27,7 +27,7 @@ class RankTruth:
 
 def simulate(player: Path, out: Path, ranks: int, seed: int, slow: int) -> list[RankTruth]:
     """Plays all ranks, one after the other; the link from rank ``slow`` to the next is slow."""
-    # Ahead of the real time, so that the recorder's own waits do not end at once.
+    # The simulated times are ahead of the real clock, else the recorder's waits would end at once.
     base_ns = time.monotonic_ns() + 1000 * 10**9
     environment = {"COMMPROF_OUT": str(out), "PATH": os.environ["PATH"]}
     result = []

@@ -37,7 +37,7 @@ DATATYPES = {
 
 @dataclass(frozen=True, order=True)
 class Operation:
-    """One collective or message; of two ranks."""
+    """One collective or message of a job of two ranks."""
 
     group: str
     op: str
@@ -62,7 +62,7 @@ class Played:
 
     ran: Times
     told: Times
-    #: Operation of capture's; 0 for none.
+    #: Number of capture's operation that made the call; 0 if there is none.
     op_id: int = 0
     #: Number of the graph's replay; 0 for a call.
     replay: int = 0
@@ -127,9 +127,10 @@ def _rows(trace: Trace) -> Iterator[tuple[Operation, Times]]:
 
 
 def launched(path: Path) -> tuple[Trace, dict[tuple[str, str, int, int], NcclOp]]:
-    """Reads a trace's operations of NCCL, by communicator with " replays", name, peer and number.
+    """Reads a trace's operations of NCCL, by communicator, name, peer and sequence number.
 
-    The number is the operation's in its communicator.
+    The key's communicator ends in " replays" if a graph's replay ran the operation. Sequence
+    numbers count in the communicator.
     """
     trace = read_trace(path)
     table = nccl_ops(trace)
@@ -165,7 +166,7 @@ def differences(
     """Says what the plugin lost, added or got wrong, a line for each operation.
 
     A time is right if it lies between the event and the moment at which the plugin was told of it.
-    If it knows no times of the GPU, it has only the latter.
+    If the interface has no times of the GPU, the time must be that moment.
 
     Args:
         expected: what was played.
@@ -191,7 +192,7 @@ def differences(
 def logged(path: Path) -> list[str]:
     """Returns what ``logging_plugin.cpp`` logged of each communicator, sorted.
 
-    Where two threads log into one, their lines are sorted and have no numbers of events.
+    If two threads log about the same communicator, their lines have no numbers of events.
     """
     return sorted(
         block if block.startswith(("dp", "unnamed")) else "\n".join(sorted(_without_numbers(block)))

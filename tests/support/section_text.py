@@ -14,6 +14,6 @@ def table_text(section: Section) -> str:
 
 
 def tables_text(made: Maker, result: RunResult) -> str:
-    """Returns the same of all sections that ``made`` yields for a run; empty if it yields none."""
+    """Returns the ``table_text`` of all sections that ``made`` yields for a run; may be empty."""
     report = FullReport(result, (), None, None)
     return "\n\n".join(map(table_text, made(report, terminal(100))))

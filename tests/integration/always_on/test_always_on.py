@@ -40,7 +40,7 @@ def same(found: Histogram, values_ns: object) -> None:
 
 
 def test_the_summary_agrees_with_the_records(tmp_path: Path) -> None:
-    """Records folded while they are made give the same figures as records analysed afterwards."""
+    """The summary, folded during the job, has the figures of an analysis of the records."""
     run_module("tests.support.ranks.always_on_rank", ["both", str(tmp_path)], 2)
     for rank in (0, 1):
         trace = read_trace(tmp_path / f"rank_{rank}.trace")
@@ -49,7 +49,8 @@ def test_the_summary_agrees_with_the_records(tmp_path: Path) -> None:
         assert (trace.complete, trace.problems, summary.dropped) == (True, (), 0)
         table = columns.collectives(trace)
         parts = breakdown(trace, table, None, 2)
-        # The boundary before step 0 was only summarised, and a summary leaves step 0 out.
+        # The boundary before step 0 came before full mode, so no record has it. The summary also
+        # leaves step 0 out.
         assert parts.step.tolist() == list(range(1, 12))
         same(summary.steps, parts.wall_ns)
         same(summary.exposed, parts.exposed_ns)
@@ -224,8 +225,8 @@ def test_a_killed_process_leaves_a_whole_summary(tmp_path: Path) -> None:
         assert trace.summary is not None
         summary: Summary = trace.summary
         assert summary.mode == "always-on"
-        # Each flush folds 50 boundaries and writes; the first flush has one more, and step 0 is
-        # left out. The helper thread also folds, between flushes.
+        # Steps are one less than boundaries, and step 0 is left out. The process flushes after 50
+        # boundaries, and the helper thread also folds records between flushes.
         assert summary.steps.count == max(0, summary.records - 2)
         assert path.stat().st_size < 110_000
 

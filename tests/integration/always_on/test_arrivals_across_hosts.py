@@ -34,7 +34,7 @@ AHEAD_MS = (0, 300)
 def test_waits_in_the_summary_match_the_records_of_hosts_whose_clocks_differ(
     tmp_path: Path,
 ) -> None:
-    """Records exchanged between hosts give the figures of records matched afterwards."""
+    """Waits found during the job, as hosts exchange arrivals, are those found later from traces."""
     with netns.Hosts(2, "1gbit") as hosts:
         arguments = [str(tmp_path), "-1", "0.6"]
         run_module_on_hosts(hosts, "tests.support.ranks.last_arrivals_rank", arguments, AHEAD_MS, 2)
@@ -50,7 +50,8 @@ def test_waits_in_the_summary_match_the_records_of_hosts_whose_clocks_differ(
         assert (summary.arrivals_known, summary.arrivals_unknown) == (len(table_), 0)
         assert summary.unsplit_steps == 0
         assert (summary.hosts.clock, summary.hosts.peers, summary.hosts.heard) == (1, 1, 1)
-        # All except some messages span both hosts; clocks are known to 2 ms after the first second.
+        # Messages between ranks of one host need no comparison of clocks; all other operations do.
+        # After the first second the clocks' error is at most 2 ms.
         at_home = np.isin(table_.op, POINT_TO_POINT) & (table_.peer // 2 == trace.rank // 2)
         assert summary.arrival_clock_error.count == len(table_) - at_home.sum()
         assert 0 < summary.arrival_clock_error.max_ns < 2_000_000

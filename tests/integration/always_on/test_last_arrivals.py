@@ -47,7 +47,7 @@ def split(table: Collectives, arrivals: Arrivals) -> tuple[np.ndarray, np.ndarra
 
 
 def test_wait_and_transfer_in_the_summary_match_the_records(tmp_path: Path) -> None:
-    """Records exchanged in the job and matched afterwards give the same figures."""
+    """Waits found during the job, as ranks exchange arrivals, are those found later from traces."""
     run_module("tests.support.ranks.last_arrivals_rank", [str(tmp_path)], 3)
     traces = [read_trace(tmp_path / f"rank_{rank}.trace") for rank in range(3)]
     tables = [columns.collectives(trace) for trace in traces]
@@ -67,7 +67,8 @@ def test_wait_and_transfer_in_the_summary_match_the_records(tmp_path: Path) -> N
             rank: count for rank, count in late.items() if count
         }
         assert sum(last.wait_ns for last in summary.last) == wait.sum()
-        # The boundary before step 0 was only summarised, and a summary leaves step 0 out.
+        # The boundary before step 0 came before full mode, so no record has it. The summary also
+        # leaves step 0 out.
         parts = breakdown(trace, table, arrivals, 3)
         same(summary.exposed_wait, parts.wait_ns, 1_000)
         same(summary.exposed_transfer, parts.transfer_ns, 1_000)

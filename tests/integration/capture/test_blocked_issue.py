@@ -63,10 +63,10 @@ def test_time_blocked_inside_the_issuing_call_is_exposed() -> None:
         most = (said[0][name]["end_ns"] - said[0][name]["begin_ns"]) / MS
         assert least > 0.5 * LATE_S * 1e3, name
         assert 0.97 * least <= exposed[name] <= most, name
-    # The work between issue and wait is none of it.
+    # The work between issue and wait is not exposed.
     least = (said[1]["later"]["begin_ns"] - said[0]["later"]["begin_ns"]) / MS
     assert exposed["later"] < least + 0.8 * WORK_S * 1e3
-    # Nor is the late rank's own time.
+    # The late rank, which waits for nobody, has little exposed time.
     assert sum(exposed_ms(traces[1]).values()) < 0.5 * LATE_S * 1e3 * len(NAMES)
 
 

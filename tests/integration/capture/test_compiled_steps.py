@@ -26,9 +26,10 @@ def trained(directory: Path, cases: tuple[str, ...], *recorded: str) -> dict[str
 
 
 def breaks(counts: dict[str, Any]) -> list[Counter[str]]:
-    """Returns graph breaks after which a frame continues, and those that leave it uncompiled.
+    """Returns the graph breaks after which a frame continues, and those that leave it uncompiled.
 
-    From Python 3.13 on their sum, because the compiler leaves an optimizer with hooks uncompiled.
+    From Python 3.13 on it returns their sum, because the compiler leaves an optimizer with hooks
+    uncompiled.
     """
     kinds = [Counter(counts["during"][kind]) for kind in ("graph_break", "unimplemented")]
     return [kinds[0] + kinds[1]] if sys.version_info >= (3, 13) else kinds

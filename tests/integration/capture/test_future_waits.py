@@ -54,8 +54,8 @@ def exposed_ms(trace: Trace) -> dict[str, float]:
 def bounds_ms(said: list[dict[str, Any]], way: str) -> tuple[float, float]:
     """Returns the shortest and longest possible wait of rank 0.
 
-    It waits until the other rank issues or gloo times out. The script's clock bounds it above, from
-    before the issue, which is exposed too where it blocks or its thread loses the core.
+    Rank 0 waits at least until rank 1 issues, or gloo times out. The upper bound is the script's
+    time from before the issue to the end of the wait: an issue that blocks is exposed time too.
     """
     mine = said[0][way]
     until_ns = said[1][way]["issued_ns"] if way in said[1] else mine["issued_ns"] + TIMEOUT_S * 1e9
@@ -81,7 +81,8 @@ def test_always_on_mode_counts_waits_for_futures() -> None:
     assert summary is not None
     waits = [one.wait for one in summary.operations if OPS[one.op] == "all_reduce"]
     bounds = [bounds_ms(said, way) for way in WAYS if way != HIDDEN]
-    # Two futures at once make one wait; a wait for complete collectives is at most short.
+    # wait_all of two futures may count as one wait. Waits for collectives that are already complete
+    # may count too.
     assert len(bounds) <= sum(wait.count for wait in waits) <= len(bounds) + 2
     total_ms = sum(wait.sum_ns for wait in waits) / MS
     least, most = (sum(column) for column in zip(*bounds, strict=True))

@@ -123,7 +123,8 @@ def test_a_trial_leaves_ignored_parameters_out(tmp_path: Path) -> None:
     trial = result["trial"]
     assert (trial["rounds"], trial["left_out"]) == (3, [])
     sent = {row["label"]: row["wire_bytes"] for row in trial["candidates"]}
-    # 161 fp32 gradients are averaged; the shards' 4,000 and none are not.
+    # 161 fp32 gradients are averaged. Those of the ignored shards (4,000 on rank 0, none on rank 1)
+    # are not.
     assert sent["none"] == 4 * 161
     assert 0 < sent["int8"] < sent["none"]
 

@@ -1,4 +1,4 @@
-"""Ranks for which a message, or a collective with a root, waits in a real group."""
+"""For which rank a message, or a collective with a root, waits: tests in real groups."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def test_a_receiver_waits_for_its_late_sender(tmp_path: Path) -> None:
 def test_exposed_time_after_a_recv_from_any_source_is_kept_but_not_split(tmp_path: Path) -> None:
     world = result("any_source", tmp_path)
     receiver = world.ranks[1].parts
-    # Messages have no number after the first recv from any source, so in no measured step.
+    # After the first recv from any source, messages have no sequence number. This recv is in the
+    # warm-up, so no measured step has numbers.
     assert receiver.unsplit_ms == pytest.approx(receiver.exposed_ms)
     assert receiver.exposed_ms > 0.9 * 2 * LATE_S * 1e3
     assert math.isnan(receiver.wait_ms)

@@ -55,7 +55,7 @@ def test_ten_million_events_are_kept_and_read_in_bounded_memory() -> None:
     assert found.all_accounted_for, found
     assert found.found > 5_000_000, found  # a busy machine drops the rest, and counts it
     assert found.trace_bytes < 1.01 * _RECORD_BYTES * found.found, found
-    # The file, its records, and the records again in order of time, with that order.
+    # In memory: the file, its records, a copy of the records in order of time, and this order.
     assert found.peak_bytes < 3.2 * found.trace_bytes + _PYTHON_BYTES, found
 
 

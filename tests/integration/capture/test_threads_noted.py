@@ -1,4 +1,4 @@
-"""The number of threads that a script sets during capture is that of its trace."""
+"""The number of threads that a script sets during capture is the one in its trace."""
 
 from __future__ import annotations
 

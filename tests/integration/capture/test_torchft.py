@@ -76,7 +76,8 @@ def test_a_killed_replica_that_joins_again_is_in_the_one_report(tmp_path: Path) 
     shared = set(columns.steps(traces[0]).index.tolist()) & set(
         columns.steps(traces[1]).index.tolist()
     )
-    # The survivor's step that could not be committed holds two passes, and is left out.
+    # One pass of the surviving replica could not be committed. Its step then has two passes, and
+    # is left out.
     assert 5 <= world.timing.steps <= len(shared) <= 7
     for trace in traces.values():
         assert {group.size for group in trace.groups.values()} == {2}

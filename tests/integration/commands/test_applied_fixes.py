@@ -21,7 +21,7 @@ from tests.support.applied_fix import applied
 
 ROOT = Path(__file__).parents[3]
 SELDOM = "if step % 100 == 0:  # if no step between uses the result\n    "
-#: Jobs whose script tells the change, with what it must say.
+#: For jobs whose report derives the change from the script: text that the fix must contain.
 CHANGES = {
     "trained_apart": "model = ddp if common.FIXED else ddp",
     "weights_differ": "for tensor in ddp.state_dict().values():",

@@ -318,10 +318,11 @@ class DeviceWork final : public c10d::Work {
 
 at::Tensor tensor(int64_t count, c10::DeviceIndex index);
 
-// As ProcessGroupNCCL, the backend's stream waits for the caller's and runs the
-// collective, and the future holds an event behind it. With async_op=False it
-// runs in the caller's stream. With several ranks it begins when the last of
-// their devices has reached it, which they exchange through the store.
+// Like ProcessGroupNCCL: the backend's stream waits for the caller's stream and
+// runs the collective, and the future holds an event after the collective. With
+// async_op=False the collective runs in the caller's stream. With several ranks
+// it begins when the last of their devices has reached it; the ranks exchange
+// these times through the store.
 class DeviceBackend final : public c10d::Backend {
  public:
   DeviceBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size)

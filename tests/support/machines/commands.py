@@ -17,7 +17,8 @@ _TRAINING = (
     *("commprof.run", "commprof.microbench", "commprof.wrap", "commprof.launch.worker"),
     "torch.distributed.run",
 )
-#: A command that takes longer hangs: the slowest take 10 s alone, and a minute on a busy machine.
+#: Seconds after which a command counts as hung. The slowest commands take 10 s on an idle machine,
+#: and a minute on a busy one.
 _HANGS_S = 180
 
 
@@ -35,7 +36,7 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
 def fork(
     *arguments: str, directory: Path | None = None, spare_count: int = 3, **environment: str
 ) -> Forked:
-    """Starts a command from the fork server, which saves seconds for each Python in it."""
+    """Starts a command from the fork server, which saves seconds for each Python that it starts."""
     together = {**os.environ, "COLUMNS": "100", **environment}
     return Forked(arguments, together, directory, split=True, spare_count=spare_count)
 

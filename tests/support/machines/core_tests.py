@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def tool(name: str) -> str:
-    """Returns the path of a program, first of those of this environment."""
+    """Returns the path of a program: that of this virtual environment, else the first in PATH."""
     near = Path(sys.executable).parent / name
     found = str(near) if near.exists() else shutil.which(name)
     if found is None:

@@ -18,7 +18,7 @@ from tests.support.machines.fork_server import Forked
 from tests.support.machines.netns import Hosts
 
 _TIMEOUT_S = 240
-#: Runs its arguments once for each of RANKS; fails if one of them does.
+#: Shell script that runs its arguments as a command for each of RANKS at once; fails if one fails.
 _EACH_RANK = """
 for RANK in $RANKS; do export RANK; "$@" & started="$started $!"; done
 for pid in $started; do wait $pid || failed=1; done
@@ -101,7 +101,8 @@ def run_module(module: str, arguments: list[str], world_size: int) -> list[str]:
 def free_port() -> int:
     """Returns a TCP port of localhost that is free, below those that the kernel hands out.
 
-    The kernel may soon give another process a port that it handed out, as for ``bind`` of port 0.
+    A port that the kernel hands out, as it does for ``bind`` of port 0, may soon be handed out to
+    another process too.
     """
     handed_out = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for port in random.SystemRandom().sample(range(10_000, handed_out), 100):

@@ -1,7 +1,7 @@
 """Spare processes in which a launcher starts Python without delay: forks of the launcher.
 
 They are forked before the launcher does anything, so that they share its imports and nothing
-else. They are children of the launcher, as processes that it starts in the usual way.
+else. They are children of the launcher, like processes that it starts in the usual way.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class _Spare:
     ) -> int:
         """Runs ``python WORDS`` in the spare; returns its process ID.
 
-        ``fds``: open files of the spare, by their number in the spare; ``own``: a new session.
+        ``fds``: files of this process for the spare, by their number in the spare; ``own``: True if
+        the spare begins a session of its own.
         """
         request = {
             "words": list(words),
@@ -74,7 +75,7 @@ class _Started(subprocess.Popen[bytes]):
 
 
 def keep(count: int, words: list[str]) -> list[str]:
-    """Forks spares; returns the words to run, in a spare those that the launcher gives it."""
+    """Forks spares; returns ``words`` in this process, and in a spare those that it has to run."""
     spares: list[_Spare] = []
     for _ in range(count):
         ours, theirs = socket.socketpair()
@@ -91,7 +92,7 @@ def keep(count: int, words: list[str]) -> list[str]:
 
 
 def _wait(connection: socket.socket) -> list[str]:
-    """Waits in a spare for the words to run; ends the spare if the launcher ends before."""
+    """Waits, in a spare, for the launcher to send the words; exits if the launcher ends first."""
     head, fds, _, _ = socket.recv_fds(connection, 4, _MOST_FDS)
     if not head:
         os._exit(0)

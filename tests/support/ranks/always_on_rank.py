@@ -1,4 +1,8 @@
-"""One rank, always-on: `both DIR` records in full too, `until DIR FILE` runs until FILE exists."""
+"""One rank that trains: ``both DIR`` or ``until DIR FILE``.
+
+``both`` records 12 steps in always-on mode and in full. ``until`` records nothing at first, and
+trains until FILE exists.
+"""
 
 from __future__ import annotations
 

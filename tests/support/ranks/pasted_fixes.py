@@ -1,4 +1,4 @@
-"""Pastes each fix of the catalogue into a script of one rank, with names for those of YOUR_.
+"""Pastes each fix of the catalogue into a script of one rank, with an object for each YOUR_ name.
 
 Prints the name of each cause whose fix ran.
 """
@@ -55,7 +55,7 @@ def wrapped(cause: str, flat: bool) -> nn.Module:
 
 
 def names(cause: str, flat: bool, folder: str) -> dict[str, Any]:
-    """What a script has by the names that the user puts in."""
+    """Objects of a script, by the YOUR_ names which the user replaces by names of his own."""
     trained = wrapped(cause, flat)
     for parameter in trained.parameters():
         if cause == "tensors-one-by-one":
@@ -105,7 +105,7 @@ def main() -> None:
             for flat, fix in enumerate(filter(None, (cause.fix, cause.fix_of_fsdp1))):
                 store = dist.FileStore(os.path.join(folder, f"{cause.id}-{flat}"), 1)
                 dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-                # No GPU is here: the call is that of a tensor which is on one already.
+                # Without a GPU: for a tensor that is on the GPU already, .cuda() would do nothing.
                 text = fix.replace(".cuda()", ".clone()")
                 scope = {"torch": torch, **names(cause.id, bool(flat), folder)}
                 with contextlib.redirect_stdout(sys.stderr):

@@ -125,7 +125,7 @@ def ends_at_once(directory: Path) -> None:
         for _ in range(100):
             prof.step()
         if os.environ.get("COMMPROF_NATIVE") == "0":
-            time.sleep(0.5)  # Python capture keeps what it flushed
+            time.sleep(0.5)  # Python capture keeps only what it has flushed
         os._exit(4)
 
 
@@ -200,7 +200,8 @@ def refusals(directory: Path) -> None:
     (directory / "file").write_text("")
     (directory / "taken").mkdir()
     (directory / "taken" / "rank_0.trace").write_text("keep me")
-    read_only = Path(tempfile.mkdtemp(prefix="commprof-read-only-"))  # others may not pass tmp_path
+    # Not in tmp_path, which other users may not enter.
+    read_only = Path(tempfile.mkdtemp(prefix="commprof-read-only-"))
     read_only.chmod(0o555)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 

@@ -124,7 +124,10 @@ def lost() -> None:
 
 
 def caller_state() -> None:
-    """Accepts tensors with autograd's restrictions, as gloo does: a kernel moves the bytes."""
+    """As with gloo, leaves that require gradients and inference tensors can be exchanged.
+
+    Callbacks of futures run in the caller's gradient mode.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
     leaf = torch.full((2, 3, 4, 5), float(rank)).to(memory_format=torch.channels_last)
     leaf.requires_grad_()
@@ -139,7 +142,7 @@ def caller_state() -> None:
             assert values.allclose(torch.full_like(values, mean))
     with torch.no_grad():
         if rank == 0:
-            time.sleep(0.2)  # the other callbacks run in the backend's thread
+            time.sleep(0.2)  # on the other ranks, callbacks then run in the backend's thread
         future = dist.all_reduce(torch.ones(9), async_op=True).get_future()
         modes = future.then(lambda _: torch.is_grad_enabled())
     assert modes.wait() is False
@@ -147,7 +150,7 @@ def caller_state() -> None:
 
 
 def failing() -> None:
-    """The last rank's collective fails there; the other ranks' errors name the rank and reason."""
+    """A collective fails on the last rank only; all ranks print the errors that they get."""
     cannot_copy, cannot_return = torch.zeros(1).expand(1 << 60), torch.zeros(1).expand(3)
     last = dist.get_rank() == dist.get_world_size() - 1
     for tensor in (cannot_copy, cannot_return):
@@ -251,7 +254,10 @@ def kind() -> None:
 
 
 def large() -> None:
-    """Compares several chunks, with a mean, with known sums; also several in flight at once."""
+    """Compares sums and means of tensors of one or several chunks with values computed by hand.
+
+    Two all-reduces of the same tensor are in flight at once.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
     for count in (1, 1000, 100_003, 3_000_001):
         data = torch.arange(count).remainder(1000).float() * (rank + 1)

@@ -45,8 +45,8 @@ def run_block(path: str) -> None:
         total = torch.ones(1)
         dist.all_reduce(total)
         assert total.item() == dist.get_world_size()
-        # A reducer that is the last to hold its process group joins gloo's threads while it holds
-        # the GIL, for which one of these threads may wait in order to release a tensor.
+        # Delete the models first. If a reducer is the last to refer to its process group, it joins
+        # gloo's threads while it holds the GIL. One of these threads may wait for the GIL.
         names.clear()
         dist.destroy_process_group()
 

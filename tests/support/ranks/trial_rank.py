@@ -26,7 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 import commprof
 from commprof.tune.trials.plan import SETTLE_STEPS, parse_trial
 
-#: Kinds of restore to test: a step ends at a different place in the loop for each kind.
+#: Who ends the steps: the script, or commprof, which finds them. A trial then restores the state at
+#: different places of the loop.
 DECLARED, FOUND = "declared", "found"
 
 
@@ -116,7 +117,7 @@ def untouched(kind: str, steps: list[int]) -> dict[str, str]:
 
 
 def tried(kind: str, directory: Path, plan: str, steps: int, how: str) -> dict[str, str]:
-    """Trains as many steps under a trial; ends the steps explicitly or not."""
+    """Trains so many steps under a trial; the script ends the steps only if ``how`` is DECLARED."""
     training = Training(kind)
     with commprof.profile(directory, find_steps=how == FOUND) as prof:
         trial = commprof.trial(training.model, plan)

@@ -22,7 +22,7 @@ LATE_S = 0.05
 
 
 def train(directory: Path) -> None:
-    """Waits in an operator for a late rank, and issues what gloo runs as something else."""
+    """Waits for a late rank inside an operator; issues operations that gloo runs as other ones."""
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     pair = dist.new_group([0, 1])

@@ -1,6 +1,6 @@
 """A training script that hangs for a known reason: ``hanging.py CASE GUILTY_RANK STEP FOLDER``.
 
-STEP is the step in which the rank at fault differs. A rank that has come there creates
+STEP is the step in which the rank at fault differs. Each rank that begins this step creates
 FOLDER/there_RANK. Comments "line: NAME" name the lines that a diagnosis has to tell. When
 FOLDER/dump_now appears, each rank writes its Flight Recorder dump to FOLDER/dumps.
 """
@@ -48,12 +48,13 @@ def main():
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
     threading.Thread(target=dump_when_asked, args=(folder, rank), daemon=True).start()
-    if case == "raising":  # such as a loader's: it keeps the process after the exception
+    if case == "raising":  # a thread such as a loader's keeps the process alive after the exception
         threading.Thread(target=never).start()
     peer, first, second = (guilty + 1) % size, *(dist.new_group() for _ in range(2))
     model = DistributedDataParallel(Layers(), bucket_cap_mb=0.01)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    large = torch.zeros(size << (19 if case == "other size" else 4))  # 2 MiB: gloo's segments
+    # For "other size" 2 MiB for each rank, which gloo sends in segments.
+    large = torch.zeros(size << (19 if case == "other size" else 4))
     for step in range(at + 8):
         if step == at:
             (folder / f"there_{rank}").touch()

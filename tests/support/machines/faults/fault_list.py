@@ -52,8 +52,8 @@ def link_loses(job: Job) -> None:
     """Makes the second host's network drop all but a message's first frame, for some steps."""
     job.await_step(15)
     before = _dropped(job)
-    # Room for one frame: gloo sends half the gradients, whose other frames are dropped, and sent
-    # again by TCP.
+    # The queue has room for one frame. gloo sends half of the gradients at once; the other frames
+    # of this message are dropped, and TCP sends them again.
     _limit_link(job, "rate", "4mbit", "burst", "9200", "limit", "9200")
     job.await_step(25)
     lost = _dropped(job) - before
@@ -164,8 +164,8 @@ DISK_FAULTS: tuple[Fault, ...] = (
         steps=500,
         watched_pause_s=0.02,
         disk_bytes=4 << 20,
-        # The disk was full from step 300 on; the flush before was at most 0.2 s earlier. At
-        # least 100 steps are in the traces.
+        # The disk was full from step 300 on, and the last flush was at most 0.2 s before. So at
+        # least 100 of the 500 steps are in the traces.
         may_lose=400,
         cause=r"(rank [01] could not write its trace|ranks 0, 1 could not write their traces) "
         r"\d+\.\d s after (its start|their starts): No space left",

@@ -42,7 +42,8 @@ class Job:
     directory: Path
     traces: Path
     hosts: list[str]
-    #: Steps that each rank's records must have; empty: all that it prints, less those allowed lost.
+    #: Number of steps that must be in each rank's trace; empty: the number of steps that the rank
+    #: printed, less :attr:`Fault.may_lose`.
     must_keep: list[int] = field(default_factory=list)
 
     def await_step(self, step: int) -> None:
@@ -97,7 +98,7 @@ class Fault:
     uid: int = 0
     #: Regular expression that the report must match.
     cause: str = ""
-    #: Largest number of printed steps that the trace lacks: 0 if records outlive their process.
+    #: How many of the printed steps the trace may lack: 0 if records outlive their process.
     may_lose: int = 0
     #: Pause after each step of a watched try, so that the watchers run before the fault.
     watched_pause_s: float = 0.1
@@ -144,7 +145,7 @@ class Verdict:
     def _same(self, plain: Ended, recorded: Ended) -> bool:
         same = (plain.returncode, plain.checksum) == (recorded.returncode, recorded.checksum)
         if self.fault.errors_vary and plain.returncode == -signal.SIGABRT:
-            # Now and then gloo itself ends the peer by std::terminate, without commprof.
+            # gloo sometimes ends a rank by std::terminate: here in the try without commprof.
             return plain.checksum == recorded.checksum and recorded.returncode != 0
         if self.fault.errors_vary and "gloo" in plain.error:
             # Chance decides which of the peer's connections fails first.

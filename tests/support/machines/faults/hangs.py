@@ -30,13 +30,15 @@ class Stopped:
     ranks: int
     #: The rank that was stopped.
     rank: int
-    #: Time from the stop to the file that names a rank, with the threshold; None if there is none.
+    #: Time from the stop until the watchdog found the hang, which includes the watchdog's
+    #: threshold; None if it reported no hang.
     named_after_s: float | None = None
     #: Time from the stop until the stacks were written.
     stacks_after_s: float | None = None
     #: The watchdog's report.
     hang: dict[str, Any] | None = None
-    #: Hangs reported before the stop, because the machine delayed the job for so long.
+    #: Number of hangs reported before the stop: a busy machine can delay the job beyond the
+    #: threshold.
     before: int = 0
     #: Stacks of the stopped rank.
     stacks: str = ""
@@ -73,7 +75,7 @@ def stop_a_rank(directory: Path, seed: int, most_ranks: int = 8, mode: str = "fu
 
 @functools.cache
 def undisturbed(ranks: int) -> list[tuple[int, list[float], int]]:
-    """Returns the outcome of as many ranks without a watchdog and a stop; see ``outcome``."""
+    """Returns the ``outcome`` of a job with as many ranks, none stopped, without a watchdog."""
     from commprof.launch.elastic import launch
 
     with tempfile.TemporaryDirectory(prefix="commprof-undisturbed-") as place:
@@ -126,7 +128,7 @@ def _poll(directory: Path, tried: Stopped, begin: float) -> None:
     tried.hang = hangs[tried.before]
     if tried.named_after_s is None:
         tried.named_after_s = tried.hang["found_monotonic_ns"] / 1e9 - begin
-    # The stacks of the stopped rank, and of a waiting rank.
+    # Stacks are wanted of the stopped rank and, if ranks wait for it, of one of these.
     wanted = 1 + bool(tried.hang["waiting"])
     if len(tried.hang["stacks"]) >= wanted:
         tried.stacks_after_s = time.monotonic() - begin

@@ -40,7 +40,7 @@ class Interrupt:
     code: int
     #: Output on stderr.
     err: str
-    #: True if a rank had been started; True if the command had finished its work.
+    #: When the signal came: True if a rank had been started, and if the command had finished.
     begun: bool
     over: bool
     #: Processes that still run, and files in shared memory.
@@ -76,7 +76,7 @@ class Interrupt:
 
     @property
     def named(self) -> bool:
-        """True unless the exit code is that of an interrupt, and the output does not mention it."""
+        """True if the output mentions the interrupt, or the exit code is not INTERRUPTED."""
         return self.code != INTERRUPTED or "interrupted" in self.err
 
     def complaint(self) -> str:

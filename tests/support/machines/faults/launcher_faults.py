@@ -53,7 +53,7 @@ class LauncherFault:
 
 
 def launcher_killed(place: Path, chance: random.Random) -> Outcome:
-    """Kills the launcher with SIGKILL, which a script's ranks outlive, as under torchrun."""
+    """Kills the launcher with SIGKILL; the script's ranks must live on, as under torchrun."""
     job = launch(run_of(place), place)
     try:
         job.await_steps()
@@ -131,7 +131,7 @@ def out_of_memory(place: Path, chance: random.Random) -> Outcome:
     cause += r" the launcher's cgroup: 1\)"
     return Outcome(
         same and not left and not job.rings(),
-        job.steps_kept >= job.steps_said >= 40,  # two ranks, 20 steps each
+        job.steps_kept >= job.steps_said >= 40,  # 2 ranks print 20 steps each
         re.search(cause, report) is not None,
         f"torchrun {plain_code}, rank {killed}; commprof {code}, left {left}; said "
         f"{job.steps_said}, kept {job.steps_kept}\n{plain.err}\n{job.err}\n{report}",
@@ -166,7 +166,7 @@ def _end_of(rank: Launched) -> tuple[int | None, list[str]]:
 
 
 def _two_ranks(wrap: Sequence[str], place: Path, environment: dict[str, str]) -> list[Launched]:
-    """Starts two ranks without a launcher, whose own clock is not to be tried."""
+    """Starts two ranks without a launcher, so that the changed clock is that of the ranks only."""
     port = str(free_port())
     command = [sys.executable, *wrap, str(SCRIPT), "none", str(_STEPS)]
     ranks = [

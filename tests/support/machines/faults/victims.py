@@ -80,26 +80,27 @@ def finish(process: subprocess.Popen[str] | Forked) -> Ended:
 def run_module(
     module: str, arguments: list[str], world_size: int = 1, *, native: bool = True
 ) -> list[Ended]:
-    """Runs a module to its end, by rank."""
+    """Runs a module as every rank of a job, waits, and returns the ended processes by rank."""
     return [finish(process) for process in start(module, arguments, world_size, native=native)]
 
 
 def start_scenario(name: str, directory: Path, world_size: int) -> list[Forked]:
-    """Starts one of ``tests/support/ranks/scenarios.py``."""
+    """Starts the ranks of a scenario of ``tests/support/ranks/scenarios.py``."""
     return start(_SCENARIOS, [name, str(directory)], world_size)
 
 
 def run_scenario(
     name: str, directory: Path, world_size: int = 1, *, native: bool = True
 ) -> list[Ended]:
-    """Runs one of ``tests/support/ranks/scenarios.py`` to its end, by rank."""
+    """Runs a scenario of ``tests/support/ranks/scenarios.py``; returns the ended ranks."""
     return run_module(_SCENARIOS, [name, str(directory)], world_size, native=native)
 
 
 def run_scenario_cold(name: str, directory: Path, *, native: bool) -> Ended:
     """Runs a scenario alone, in a new Python that writes to pipes.
 
-    A forked Python writes to files, which a limit of file sizes stops too.
+    For scenarios that limit the size of files: the output of a forked Python goes to files, which
+    the limit would also stop.
     """
     (environment,) = _environments(1, native)
     process = subprocess.Popen(

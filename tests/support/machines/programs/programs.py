@@ -1,6 +1,7 @@
 """Libraries and programs that some tests need besides this project.
 
-If one is missing, its tests are deselected and counted; if it is promised, they run and fail.
+If one is missing, its tests are deselected and counted. If a variable such as
+``COMMPROF_REQUIRE_PROMETHEUS`` promises it, its tests run, and fail without it.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Run as a module with the launcher's environment set: DIRECTORY MODE [LEVEL]. The
 ``TORCH_DISTRIBUTED_DEBUG`` is DETAIL, so torch compares each call between the ranks inside the
 call. Rank 1 calls each collective later than rank 0. Prints a JSON object by kind of call: the
 times of its begin and end, on the clock that both share. Every second step only synchronises the
-ranks. With LEVEL, which then is the value of the variable, the rank makes an all-reduce in each
-step, and prints nothing.
+ranks. With LEVEL, the variable has this value instead of DETAIL, and the rank makes an all-reduce
+in each step, and prints nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STEP_LATE_S, STEPS = 0.02, 20
 
 
 def later(ones: torch.Tensor) -> None:
-    """Works between the issue and the wait: the issue has waited already."""
+    """Works between the issue, which has already waited for the other rank, and the wait."""
     work = dist.all_reduce(ones, async_op=True)
     until = time.monotonic() + WORK_S
     while time.monotonic() < until:
@@ -59,7 +59,7 @@ def main() -> None:
     """Makes the calls of the given kind."""
     torch.set_num_threads(1)
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = sys.argv[3] if len(sys.argv) > 3 else "DETAIL"
-    dist.set_debug_level_from_env()  # the server of forks has imported torch before
+    dist.set_debug_level_from_env()  # the fork server imported torch before the variable was set
     dist.init_process_group("gloo")
     if len(sys.argv) > 3:
         steadily_late()
@@ -82,7 +82,7 @@ def steadily_late() -> None:
 def each_call() -> None:
     """Makes each call in a step, and a step with FSDP2, and prints the times."""
     rank, found, ones = dist.get_rank(), {}, torch.ones(2)
-    # DDP's models on CPUs end the process at this level, with torch 2.13 to 2.15.
+    # Not a DDP model: at the level DETAIL, with torch 2.13 to 2.15, DDP on a CPU ends the process.
     model = fully_shard(torch.nn.Linear(8, 8), mesh=init_device_mesh("cpu", (2,)))
     with commprof.profile(sys.argv[1], mode=sys.argv[2]) as prof:
         for name, call in {

@@ -24,7 +24,7 @@ import commprof
 
 
 class Block(nn.Module):
-    """A layer class outside torch.nn, whose frames the compiler skips."""
+    """A layer class outside torch.nn: the compiler skips the frames of torch.nn's own classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Two of these layers, one after the other."""
+    """Two ``Block`` layers, one after the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def made(case: str) -> nn.Module:
 
 
 def train(case: str, directory: Path, recorded: bool) -> dict[str, Any]:
-    """Returns the compiler's counts after recorded steps and after further steps without it."""
+    """Returns the compiler's counts after 3 recorded steps, and after 2 more without recording."""
     torch._dynamo.reset()
     counters.clear()
     torch.manual_seed(1)

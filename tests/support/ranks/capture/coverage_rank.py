@@ -44,8 +44,9 @@ def issue(rank: int, directory: Path) -> list[dict[str, Any]]:
 def calls_of(trace: Trace) -> list[list[dict[str, Any]]]:
     """Returns the calls of every second step.
 
-    Each call has the backend and size of its group, the sequence of its number (a group's
-    collectives; its messages to, or from, one peer), and True if its end is known.
+    Each call has the backend and size of its group, its sequence number, what is counted by this
+    number (the collectives of a group, or its messages to or from one peer), and True if its end is
+    known.
     """
     table, steps = columns.collectives(trace), columns.steps(trace)
     reductions = {int(kind): name for name, kind in dist.ReduceOp.RedOpType.__members__.items()}
@@ -78,7 +79,7 @@ def calls_of(trace: Trace) -> list[list[dict[str, Any]]]:
 
 
 def failures(trace: Trace) -> list[int]:
-    """Returns the calls that ended with an error, in every second step."""
+    """Returns how many calls ended with an error, for every second step."""
     steps, records = columns.steps(trace), trace.records
     times = records["timestamp_ns"][(records["flags"] & schema.FLAG_FAILED) != 0].astype(np.int64)
     return [

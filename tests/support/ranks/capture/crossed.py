@@ -90,7 +90,7 @@ def sharded_tensor_parallel_accumulated(_: Path) -> str:
 
 
 def flat_sharding_accumulated(_: Path) -> str:
-    """FSDP1 with a unit per layer and its own parameters, and no_sync; the parts are not joined."""
+    """FSDP1 with a unit per layer, use_orig_params and no_sync; a digest of this rank's shards."""
     model: Any = FullyShardedDataParallel(
         _layers(64),
         auto_wrap_policy=ModuleWrapPolicy({nn.Linear}),
@@ -150,7 +150,7 @@ def groups_beside_checkpoints(folder: Path) -> str:
 
 
 def stray_forward_undoes_no_sync(_: Path) -> str:
-    """A forward pass without backward makes backward in a following no_sync exchange all the same.
+    """After a forward pass without backward, the next backward exchanges in spite of no_sync.
 
     ``findings/ddp_forward_without_backward_undoes_no_sync.sh`` shows it without commprof.
     """

@@ -67,7 +67,7 @@ def buckets_are_timed(directory: Path) -> None:
     trace = read_trace(directory / f"rank_{dist.get_rank()}.trace")
     table, collectives = columns.buckets(trace), columns.collectives(trace)
     last = slice(-LAYERS, None)
-    # This holds for the first pass too, which has other buckets.
+    # All passes count, also the first one, whose buckets differ from those of later passes.
     assert len(table) == np.count_nonzero(collectives.graph_task >= 0) > 3 * LAYERS
     assert table.index[last].tolist() == list(range(LAYERS))
     assert table.bytes[last].tolist() == [LAYER_BYTES] * LAYERS
@@ -80,7 +80,10 @@ def buckets_are_timed(directory: Path) -> None:
 
 
 def observing_takes_no_hook(directory: Path) -> None:
-    """DDP's place for a hook stays free until a hook is given; so DDP divides while it copies."""
+    """attach registers no hook with DDP until a hook is given, so a model can still get one.
+
+    Without a hook DDP divides gradients while it copies them into the bucket.
+    """
     observed, trained, hooked = make(), make(), make()
     with commprof.profile(directory) as profiler:
         for ddp in (observed, trained):
@@ -127,7 +130,7 @@ def models_are_told_apart(directory: Path) -> None:
 
 
 class Checkpointed(nn.Module):
-    """Three layers; a backward pass of its own, inside the outer one, runs the second."""
+    """Three layers; the second one is run by a backward pass inside the outer backward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,7 +223,7 @@ def joined_ranks_are_not_counted(directory: Path) -> None:
         if attached:
             commprof.attach(ddp)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-6)
-        for _ in range(2):  # in the second turn all ranks take part again
+        for _ in range(2):  # the ranks that joined early take part again in the second round
             with ddp.join(divide_by_initial_world_size=initial):
                 for turn in range(2 + 3 * (rank == 0)):
                     ddp(torch.ones(2, WIDTH) * (turn + rank)).sum().backward()
@@ -251,7 +254,7 @@ def misuse_is_refused(directory: Path) -> None:
     in_use, refused = commprof.compressors.fp16(), make()
     commprof.attach(make(), in_use)
     raises("is attached to another model", lambda: commprof.attach(refused, in_use))
-    commprof.attach(refused, commprof.compressors.fp16())  # a corrected call is taken
+    commprof.attach(refused, commprof.compressors.fp16())  # the call with another compressor works
     raises("already has a communication hook", lambda: commprof.attach(refused))
 
 

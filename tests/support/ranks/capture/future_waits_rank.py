@@ -51,7 +51,7 @@ def waited(future: Any) -> Any:
 
 
 def refused(future: Any) -> list[str]:
-    """Returns the error of waiting, and that of torch's own ``value``."""
+    """Returns the errors of the future's methods ``wait`` and ``value``."""
     found = []
     for method in (future.wait, future.value):
         try:
@@ -97,9 +97,9 @@ def main() -> None:
                 times = {"issued_ns": issued_ns, "begin_ns": begin_ns}
                 found[way] = {**times, "end_ns": time.monotonic_ns(), "came_of_it": came_of_it}
             prof.step()
-    dist.barrier()  # a rank that ends would end the other's wait
+    dist.barrier()  # the end of rank 1 would end a wait of rank 0
     print(json.dumps(found), flush=True)
-    os._exit(0)  # gloo's threads may still hold tensors of what failed
+    os._exit(0)  # gloo's threads may still hold tensors of the failed collective
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ LATE_S = 0.005
 
 
 def compute() -> None:
-    """Keeps the core."""
+    """Computes, so that no other thread gets the core, until callbacks are late by LATE_S."""
     until_s = time.perf_counter() + LATE_S
     while time.perf_counter() < until_s:
         pass
@@ -53,7 +53,7 @@ def main() -> None:
             dist.all_reduce(data, async_op=True).get_future().wait()
             compute()
             profiler.step()
-            if step == 1:  # all threads exist
+            if step == 1:  # by now all threads exist
                 for thread in map(int, os.listdir("/proc/self/task")):
                     os.sched_setaffinity(thread, {mine})
                     if thread != threading.get_native_id():

@@ -48,14 +48,14 @@ print(json.dumps([moved, len(trace.records), pauses, trace.dropped, peak]))
 class ManyEvents:
     """Numbers of recorded, kept and dropped events."""
 
-    #: Number of recorded steps, each with a record; the begin of the first step is another record.
+    #: Number of recorded steps. Each has one record, and there is one more: the first step's begin.
     steps: int
     recorded_s: float
     read_s: float
     #: Number of records that were still in shared memory, and of all that were read.
     salvaged: int
     found: int
-    #: Number of those records that are pauses of the process or its machine.
+    #: Number of read records that are pauses of the process or its machine.
     pauses: int
     #: Number of events counted as dropped.
     dropped: int

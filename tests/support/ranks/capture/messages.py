@@ -1,4 +1,4 @@
-"""Ranks that send each other messages, or gather at a root, late; run with NAME DIRECTORY."""
+"""Ranks of which one is late for messages or rooted collectives; run with NAME DIRECTORY."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def any_source(rank: int) -> None:
 
 
 def rooted(rank: int) -> list[Callable[[], object]]:
-    """Returns the action of each step: every operation and root, with every rank late."""
+    """Returns the action of each step: each operation, once with every rank as the late one."""
     size = dist.get_world_size()
     value, parts = torch.ones(1000), [torch.ones(1000) for _ in range(size)]
     of_root = parts if rank == 1 else None
@@ -61,7 +61,7 @@ def rooted(rank: int) -> list[Callable[[], object]]:
 
 
 def main() -> None:
-    """Runs each step under capture; steps end together, except for the message."""
+    """Runs each step under capture."""
     dist.init_process_group("gloo")
     rank, (name, directory) = dist.get_rank(), sys.argv[1:]
     cases = {"known": known, "any_source": any_source}

@@ -1,4 +1,4 @@
-"""Records from many threads with a small /dev/shm, which fills up later; prints the part used.
+"""Records from many threads, first with a small /dev/shm, then with a full one; prints counts.
 
 To be run in a separate mount namespace: ``unshare -m``. Needs root.
 """
@@ -24,7 +24,7 @@ SIZE_MIB = 64
 
 
 def _record_from_threads() -> None:
-    """Records from all threads at once, so that each thread has its own ring."""
+    """Records from threads that all live until the last one has recorded: each has its own ring."""
     native = _native.native
     together = threading.Barrier(THREADS)
 
@@ -69,7 +69,8 @@ def main(directory: Path) -> None:
         }
         native.stop()
         kinds = read_trace(directory / f"{name}.trace").records["kind"]
-        said[name]["phases"] = int((kinds == Kind.PHASE).sum())  # not pauses of a busy machine
+        # Only phases: a busy machine adds records of pauses.
+        said[name]["phases"] = int((kinds == Kind.PHASE).sum())
     said["left"] = [path.name for path in MEMORY.glob("*.ring")]
     print(json.dumps(said))
 

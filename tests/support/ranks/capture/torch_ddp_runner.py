@@ -33,7 +33,7 @@ _DDP = re.compile(r"DistributedDataParallel|[._ (]ddp|_test_ddp|_test_DDP", re.I
 
 
 class _Ranks:
-    """Start of ranks, which overrides that of all other base classes."""
+    """Starts the ranks. As the first base class it overrides the start in all other ones."""
 
     def setUp(self) -> None:
         super().setUp()  # type: ignore[misc]
@@ -75,7 +75,7 @@ if rpc.is_available():
     ):
         _name = _tests.__name__
         _bases = (_Ranks, _tests, TensorPipeRpcAgentTestFixture, MultiProcessTestCase)
-        # Ranks unpickle it from here.
+        # The ranks unpickle the class by its name in this module.
         CLASSES[_name] = globals()[_name] = type(_name, _bases, {"__module__": __name__})
 
 

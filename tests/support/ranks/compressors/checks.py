@@ -289,7 +289,7 @@ def torch_operations(directory: Path) -> None:
 
 
 def without_the_module(directory: Path) -> None:
-    """Torch operations replace the module; the error of a missing scheme lists the available."""
+    """Torch operations replace the module; the error of a missing scheme lists the others."""
     assert _native.native is None
     ddp, compressor = make(), compressors.topk(0.05)
     with attached(ddp, compressor):

@@ -89,7 +89,7 @@ def off_on_one_rank(directory: Path) -> None:
 
 
 def switched_to_nonsense(directory: Path) -> None:
-    """A wrong value on one rank raises no error, for which other ranks would wait; rank 0 warns."""
+    """A wrong value on one rank makes rank 0 warn; an error would leave the other ranks waiting."""
     if dist.get_rank() == 1:
         os.environ[variables.SOCKETS] = "maybe"
     with warnings.catch_warnings(record=True) as caught:
@@ -108,7 +108,7 @@ def no_way_to_one_rank(directory: Path) -> None:
     groups._PATIENCE_S = 0.5
     for address in ("192.0.2.1", "127.0.0.77"):
         if dist.get_rank() == 1:
-            # An address of another host; one of this host, without a listener.
+            # First an address of another host, then one of this host where nothing listens.
             groups.own_address = lambda _, address=address: address
             if address == "127.0.0.77":
                 groups._native.tune.Listener.endpoint = property(
@@ -134,13 +134,13 @@ def garbage_while_connecting(directory: Path) -> None:
             where = words[0], int(words[1])
             strangers.append(threading.Thread(target=_strangers, args=(where, over), daemon=True))
             strangers[-1].start()
-            time.sleep(0.5)  # no peer has the addresses yet
+            time.sleep(0.5)  # strangers connect before any peer knows the address
         return original(self, own)
 
     groups.Connections._everybodys = told
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert trained(directory)  # over connections of their own, with the right sums
+        assert trained(directory)  # over the ranks' own connections, with the right sums
     over.set()
     assert strangers
     for stranger in strangers:

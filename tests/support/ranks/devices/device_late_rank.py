@@ -20,9 +20,11 @@ from tests.support import fake_device
 
 MS = 1e6
 STEPS = 40
-#: Lateness, more than half in one phase: otherwise no phase explains it and no rank is named.
+#: By how many ms the late device is late in each phase: more than half of it in one phase, because
+#: otherwise no phase explains it and no rank is named.
 LATE_MS = {"forward": 15.0, "backward": 9.0}
-#: Collectives per step, after a first one: one that is waited for, one in the stream, and DDP's.
+#: Collectives per step: one with ``wait()``, one in the compute stream, and one of a gradient hook,
+#: as DDP's. One more comes before the first step.
 PER_STEP = 3
 
 

@@ -61,7 +61,7 @@ def train(device: Any, profiler: Any, tensor: torch.Tensor) -> None:
 
 
 def wait_otherwise(device: Any, tensor: torch.Tensor) -> None:
-    """Calls all other functions that make the stream wait; each exposes its duration."""
+    """Calls the other functions that make the stream wait; each exposes its collective's time."""
     device.collectives_take(4 * MS)
     dist.all_reduce(tensor, async_op=True).synchronize()
     device.collectives_take(5 * MS)
@@ -75,10 +75,11 @@ def main(directory: Path) -> None:
     if hasattr(device, "hear_completions"):  # torch 2.15 and newer
         device.hear_completions(dist.group.WORLD)
     tensor = device.tensor(1000)
-    # The first backward takes longer than the stalls to be found.
+    # A first backward before the recording, because it takes longer than the stalls to be found.
     torch.ones(1, requires_grad=True).sum().backward()
     with commprof.profile(directory) as profiler:
-        # Capture knows the device from here on, and marks the end late if it has none by then.
+        # Capture learns of the device by this call, and marks its end only then: so the call is
+        # long.
         device.collectives_take(20 * MS)
         dist.all_reduce(tensor)
         profiler.step()

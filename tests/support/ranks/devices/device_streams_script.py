@@ -39,7 +39,7 @@ SIDE_STREAM = Stream(SIDE)
 
 
 class Event:
-    """Event with the interface of torch.cuda.Event, whose methods are Python functions too."""
+    """Event with the interface of torch.cuda.Event; its methods are Python functions, as there."""
 
     def __init__(self) -> None:
         self.at_ns = 0.0
@@ -72,10 +72,11 @@ def gather(tensor: torch.Tensor, put_on: Stream | None = SIDE_STREAM) -> Event:
 
 
 def wait_for_events(tensor: torch.Tensor) -> None:
-    """Makes the compute stream wait for several events.
+    """Makes the compute stream wait for several events, in turn.
 
-    For 4 units of time, for an event without communication, for 5 units, for an event of another
-    device, and for both earlier gathers."""
+    A gather for 4 more units of time; an event without communication; a gather of 5 units; an event
+    of another device, without a wait; and a gather of 7 units behind that of the other event.
+    """
     device.collectives_take(6 * UNIT_NS)
     event = gather(tensor)
     device.compute(2 * UNIT_NS)
@@ -84,9 +85,9 @@ def wait_for_events(tensor: torch.Tensor) -> None:
     on_side(lambda: device.compute(3 * UNIT_NS)).wait()  # a copied batch, without communication
     device.collectives_take(5 * UNIT_NS)
     gather(tensor).wait()
-    gather(tensor, put_on=Stream(SIDE, device_index=1)).wait()  # no collective before the event
+    gather(tensor, put_on=Stream(SIDE, device_index=1)).wait()  # records no event
     device.collectives_take(7 * UNIT_NS)
-    gather(tensor, put_on=None).wait()  # on the stream of its creation
+    gather(tensor, put_on=None).wait()  # records the event on the current stream
     other = gather(tensor)
     device.use_stream(7)
     other.wait(Stream(7))  # not the compute stream

@@ -74,7 +74,7 @@ def long_wait() -> float:
 
 
 def graph() -> tuple[list[float], list[float]]:
-    """Captures a collective in a graph; returns its result when the graph runs."""
+    """Captures a collective in a graph and replays it; returns the result and the expected one."""
     tensor = torch.full((4,), 3.0, device="cuda")
     result = torch.zeros_like(tensor)
     captured = torch.cuda.CUDAGraph()
