@@ -30,8 +30,9 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "tests", place / "tests", ignore=left_out)
     shutil.copy(ROOT / "pyproject.toml", place)
     (place / "csrc").symlink_to(ROOT / "csrc")
-    # This environment's finder of commprof would find the satellites in the checkout. In another
-    # environment that only lists this one's packages, no finder of theirs is started.
+    # This environment's import finder of commprof would find the satellites in the checkout. So the
+    # copy runs in an environment that only has this one's packages in its path: their .pth files,
+    # which start the finder, are not read.
     venv.create(place / "venv")
     (packages,) = (place / "venv").glob("lib/*/site-packages")
     (packages / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")

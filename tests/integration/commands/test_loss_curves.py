@@ -14,7 +14,7 @@ import pytest
 from tests.support.machines.commands import RUN, call
 
 pytestmark = pytest.mark.slow
-#: Two epochs of four steps with equally many samples on all of 8 ranks.
+#: Two epochs of four steps, in which all of up to 8 ranks have equally many samples.
 SMALL = "transformer:vocab=64,d_model=16,feedforward=16,layers=2,sequence=8,samples=64"
 STEPS = 8
 

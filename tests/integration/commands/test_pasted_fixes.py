@@ -1,4 +1,4 @@
-"""The fixes of docs/causes.md run as they stand once their YOUR_ names are those of a script."""
+"""The fixes of docs/causes.md run unchanged in a script that defines their YOUR_ names."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def test_wrap_records_the_exit_code_and_prints_the_report_command_once(
         "sys.exit(5)\n"
     )
     done = run(
-        # With this interval the launcher ends no rank because the other rank has ended.
+        # With this long interval, the launcher sees both ranks' ends at once, and kills neither.
         *("-m", "torch.distributed.run", "--nproc-per-node=2", "--monitor-interval=3"),
         *("-m", "commprof.wrap", "gives_up.py"),
         cwd=tmp_path,

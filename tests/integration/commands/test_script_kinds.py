@@ -1,4 +1,6 @@
-"""Scripts of all kinds: same bits, output and exit code with and without commprof; their steps.
+"""Scripts of all kinds have the same bits, output and exit code with and without commprof.
+
+The traces must have the scripts' steps, phases and collectives.
 
 Each script runs twice at once, plain and with the environment that ``commprof env`` prints.
 """
@@ -117,7 +119,7 @@ KINDS = {
     "scaler": Kind("loops", ("scaler",)),
     "manual": Kind("loops", ("manual",), steps_end="backward"),
     "marked": Kind("loops", ("marked",), steps_end="declared"),
-    # Of seven updates, the step with two iterations counts in no figure.
+    # Seven updates end seven steps; the one with two iterations is left out of all figures.
     "skip": Kind("loops", ("skip",), steps=6),
 }
 

@@ -226,7 +226,7 @@ def run_line(line: str, here: Path) -> int:
 
 
 def cases() -> Iterator[object]:
-    """Yields blocks with the lines that no earlier block has, and with lines that only read."""
+    """Yields each block that has a new command: its new lines, and those that only read."""
     seen: set[str] = set()
     for block in TYPED:
         lines = [line for line in block.lines() if not reason(line)]
@@ -250,7 +250,7 @@ def test_commands_shown_in_pages_and_help_succeed(
 ) -> None:
     for line in lines:
         if "compare A.json B.json" in line:
-            # The lines before measured A again, in few rounds and at other sizes than B.
+            # The block's earlier lines measured A again, in few rounds and at other sizes than B.
             shutil.copy(scene / "A.json", here / "A.json")
         check_line(line, here, capfd)
 

@@ -167,7 +167,7 @@ def test_sharded_steps_are_predicted(
 
 
 def test_fsdp_makes_no_superfluous_gathers_between_accumulated_passes(base: Path) -> None:
-    # The root has no parameters of its own, whose gathering would hide a missing layer's.
+    # The model's root has no parameters: gathering them could hide that of a layer is missing.
     timed = "timed:layers=3,forward_ms=1,backward_ms=1,data_ms=0,gradient_mb=0.1"
     world = trained(base, workload=timed, strategy="fsdp", accumulate=2)
 
@@ -275,7 +275,7 @@ def test_strategies_are_shown_side_by_side(tmp_path: Path) -> None:
         tuple(row) for row in re.findall(r"^ +(\d) +(\w+) +[\d.]+ +([\d.]+)x ", done.stdout, re.M)
     ]
     one, two = [("1", "ddp"), ("1", "fsdp")], [("2", "ddp"), ("2", "fsdp")]
-    # The first lines of output begin with the largest world size.
+    # The first table begins with the largest world size, the second one with the smallest.
     assert [row[:2] for row in rows] == [*two, *one, *one, *two]
     assert {row[2] for row in rows if row[1] == "ddp"} == {"1.00"}
     assert re.search(r"^ +2 +fsdp +all_gather_into_tensor ", done.stdout, re.M)

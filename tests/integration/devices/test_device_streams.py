@@ -50,7 +50,8 @@ def test_a_wait_for_an_event_after_a_collective_is_recorded(
     length = (waits["value"] - waits["timestamp_ns"]).astype(np.int64)
     of_events = np.isin(waits["op_id"], gathered)
     long = of_events & (length > EXACT_NS)
-    # In units: 4, the batch of 3, 5, 5 and 7, then those of the messages and the last collective.
+    # Lengths of the stalls in units: 4, the batch's 3, 5, and 5 + 7. Those of the messages and of
+    # the last collective follow.
     first, batch, second, third, *_ = stalls_ns(truth)
     assert (first > 3 * UNIT_NS, batch > 2 * UNIT_NS) == (True, True)
     assert (second > 4 * UNIT_NS, third > 10 * UNIT_NS) == (True, True)
@@ -95,7 +96,7 @@ def test_a_wait_for_coalesced_calls_counts_for_the_last_call(
     assert names[6:] == ["send", "recv", "send", "recv", "send", "all_reduce"]
     waits = waits_on(trace, COMPUTING)
     length = (waits["value"] - waits["timestamp_ns"]).astype(np.int64)
-    last_ones = table.op_id[[7, 9, 11]]  # recorded again after the batch that failed
+    last_ones = table.op_id[[7, 9, 11]]  # the last is after the batch that failed
     waited = waits["op_id"] > table.op_id[5]
     assert waits["op_id"][waited].tolist() == last_ones.tolist()
     assert length[waited] == pytest.approx(stalls_ns(truth)[-3:], abs=EXACT_NS)
@@ -107,7 +108,7 @@ def test_coalesced_calls_end_together_where_their_work_has_a_future(
     trace, truth = recorded
     table = columns.collectives(on_device_timeline(trace))
     ends = np.array(truth["collectives"])[:, 2]
-    assert table.end_ns[[6, 7, 10]].tolist() == [0, 0, 0]  # none, none, and refused
+    assert table.end_ns[[6, 7, 10]].tolist() == [0, 0, 0]  # two without a future, one refused
     assert table.end_ns[8] == pytest.approx(table.end_ns[9], abs=EXACT_NS)
     apart = int(table.end_ns[11]) - int(table.end_ns[9])
     assert apart == pytest.approx(ends[-1] - ends[-2], abs=60_000)

@@ -1,4 +1,4 @@
-"""The profiler plugin of NCCL, played to by a program that calls it as NCCL does."""
+"""The profiler plugin of NCCL under a program that calls it as NCCL does."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_inside_capture_they_belong_to_its_operations(
 
 
 def _of_unknown_size(operation: Operation) -> Operation:
-    """The larger side of a collective depends on the number of ranks."""
+    """Returns the operation with 0 for the bytes that depend on the number of ranks."""
     if operation.op == "all_gather_into_tensor":
         return replace(operation, bytes_out=0)
     return replace(operation, bytes_in=0) if "scatter" in operation.op else operation
@@ -122,7 +122,7 @@ def test_the_report_reads_the_run(player: Path, tmp_path: Path) -> None:
     assert ("all_reduce", "dp0", "replays", "(2)", "Float", "26.2") in rows
     assert ("reduce", "dp0", "(2)", "Double", "0.0008", "1") in rows
     assert "backend nccl, recorded by commprof's plugin of NCCL, " in shown
-    # What the program did meanwhile was not recorded.
+    # Without steps, and without records of what else the program did, no time is exposed time.
     assert "Collectives of 2 ranks in a job without steps, sorted by time in flight:" in shown
     (without,) = json.loads(report(out, "--format", "json"))["stepless"]
     assert {row["exposed_ms"] for row in without["collectives"]} == {None}
@@ -130,7 +130,7 @@ def test_the_report_reads_the_run(player: Path, tmp_path: Path) -> None:
     assert "Inside NCCL, 2 ranks:" in shown
     (inside,) = json.loads(report(out, "--format", "json"))["nccl"]
     (reduced,) = [row for row in inside["rows"] if row["op"] == "all_reduce"]
-    # 6 calls and 20 replays on each of two ranks, one of each rank without its end.
+    # On each of two ranks 6 calls and 20 replays, of which one has no recorded end.
     assert (reduced["operations"], reduced["replayed"], inside["replays"]) == (52, 40, 10)
     assert (reduced["algorithm"], reduced["protocol"]) == ("RING", "SIMPLE")
     assert (reduced["channels"], reduced["size_bytes"]) == ([4, 4], [26_214_400] * 2)
@@ -241,7 +241,7 @@ def test_a_killed_process_leaves_all_its_calls(player: Path, tmp_path: Path) -> 
     assert killed.returncode == -signal.SIGKILL
     trace, found = recorded(out / "rank_0.trace")
     expected = played(killed.stdout)
-    # Nobody has settled the message of which a channel has no data.
+    # One message has a channel without data. The process was killed before its times were known.
     unsettled = {operation for operation in expected if operation.bytes_in == 12288}
     assert (found.keys(), len(unsettled)) == (expected.keys(), 1)
     settled = {o: times for o, times in expected.items() if o not in unsettled}

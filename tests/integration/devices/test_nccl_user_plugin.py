@@ -1,7 +1,7 @@
-"""The user's own profiler plugin of NCCL hears from commprof's what NCCL would tell it alone.
+"""A user's own profiler plugin of NCCL gets from commprof's plugin what NCCL itself would tell it.
 
-``tests/cpp/nccl_plugin/logging_plugin.cpp`` is the user's. What it logs when the player calls it is
-compared with what it logs behind commprof's.
+``tests/cpp/nccl_plugin/logging_plugin.cpp`` is the user's plugin. What it logs when the player
+calls it directly is compared with what it logs when commprof's plugin calls it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(1800)  # the first one builds
 
 VERSIONS = (3, 4, 5, 6, 7)
 PLACE = {"RANK": "0", "WORLD_SIZE": "2", "COMMPROF_NCCL": "kernels"}
-#: Coll and KernelCh, which NCCL Inspector asks for.
+#: Mask of the kinds of events for which NCCL Inspector asks: Coll and KernelCh.
 INSPECTOR = "0x42"
 
 
@@ -48,14 +48,14 @@ def play(
 def both_logs(
     tree: Path, folder: Path, asked: int, version: int, **environment: str
 ) -> tuple[list[str], list[str], subprocess.CompletedProcess[str]]:
-    """Returns what the plugin logs alone and behind commprof's, which an NCCL asks for ``asked``.
+    """Returns the logs of the user's plugin, alone and behind commprof's, and the latter process.
 
     Args:
-        tree: where it was built.
-        folder: for the logs, and the trace in ``run``.
-        asked: version of the interface that NCCL asks for.
-        version: that of the plugin.
-        environment: of both.
+        tree: folder in which the plugins were built.
+        folder: gets the logs, and the trace in ``run``.
+        asked: version of the interface that NCCL asks commprof's plugin for.
+        version: version of the interface of the user's plugin.
+        environment: variables of both processes.
     """
     name = f"liblogging-v{version}.so"
     alone, behind = folder / "alone", folder / "behind"
@@ -78,7 +78,7 @@ def both_logs(
 def test_it_hears_what_it_hears_alone(tree: Path, tmp_path: Path, version: int, mask: str) -> None:
     alone, behind, done = both_logs(tree, tmp_path, version, version, LOGGED_MASK=mask)
     assert behind == alone
-    # Three communicators, and what comes from another process.
+    # A part of the log for each of three communicators, and one for events of another process.
     assert len(alone) == 3 + (mask == "-1" or mask == "0x80")
     lines = sum(block.count("\n") for block in alone)
     assert (lines == 6) == (mask == "0" or (mask == "0x4100" and version < 5))
@@ -123,7 +123,7 @@ def test_commprof_records_as_if_alone(tree: Path, tmp_path: Path, version: int, 
         assert differences(expected, found, on_gpu=True) == []
     assert (len(found), len(expected)) == (44, 44)
     assert (trace.complete, trace.dropped, trace.problems) == (True, 0, ())
-    # What only the user's asks for is not recorded.
+    # Kinds of events for which only the user's plugin asks are not recorded.
     assert len(of_kinds(trace.records, Kind.NCCL_SEND, Kind.NCCL_RECV)) == 0
     if fault == "init":
         assert done.stderr.count("its init() returned 2") == 1

@@ -67,7 +67,7 @@ def test_always_on_mode_joins_the_calls_of_two_backends(tmp_path: Path) -> None:
             names[row.group]: row for row in trace.summary.operations if OPS[row.op] == "all_reduce"
         }
         assert {name: row.count for name, row in reduced.items()} == {"0": STEPS, "0:gloo": STEPS}
-        # The last rank of each of the CPU's calls is known, whatever the device's around it were.
+        # The last rank is known for each of the CPU's calls, even between calls on the device.
         assert reduced["0:gloo"].until_last.count == STEPS
         assert {row.unfinished for row in trace.summary.operations} == {0}
         messages = [row for row in trace.summary.operations if OPS[row.op] in ("send", "recv")]

@@ -47,7 +47,7 @@ def hang(folder: Path, cause: str, ranks: int, guilty: int) -> Diagnosis:
 def check(found: Diagnosis, cause: str, ranks: int, guilty: int) -> None:
     kind = "absent" if cause in ("busy", "chain") else cause
     assert (found.kind, [one.rank for one in found.culprits]) == (kind, [guilty])
-    if cause == "circle":  # before, each rank issued the groups' calls in the same order
+    if cause == "circle":  # the ranks' order was the same before
         differs = "the majority" if ranks > 2 else "its own earlier steps"
         assert found.sentence.endswith(f"; rank {guilty} differs from {differs}")
 

@@ -70,7 +70,8 @@ CASES = {
 }
 #: Cases of the default test run.
 _FEW = [("sleeping", 3, "always-on"), ("message", 3, "full"), ("other size", 2, "full")]
-#: Cases that are tried in always-on mode, too: of each kind, and where the lines differ.
+#: Cases that are also tried in always-on mode: one of each kind of hang, and one whose named lines
+#: differ in this mode.
 _ALWAYS_ON = ("sleeping", "raising", "fewer batches", "circle", "message", "other size")
 #: Each case with 2, 3 or 4 ranks.
 STUDY = [
@@ -96,7 +97,7 @@ def hung(folder: Path, case: str, ranks: int, guilty: int, mode: str, step: int 
     kept = {name: value for name, value in os.environ.items() if not name.startswith("COMMPROF")}
     added = {"COMMPROF_OUT": str(traces), "COMMPROF_MODE": mode, "TORCH_FR_BUFFER_SIZE": "2000"}
     environment = {**kept, **added, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks)}
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # of the store: a file is used
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # unused: the store is a file
     words = ["-m", "commprof.wrap", str(_SCRIPT), case, str(guilty), str(step), str(folder)]
     started = [
         Forked(words, {**environment, **address, "RANK": str(r), "LOCAL_RANK": str(r)}, folder)
@@ -163,7 +164,8 @@ def test_rank_difference_and_both_lines_of_a_hang_are_named(
     if find_py_spy():
         lines = {line(name) for name in (expected.odd, expected.others) if name}
         if (case, mode) == ("other size", "always-on"):
-            # Their call has completed, with wrong values: they are at the next one.
+            # The calls of different size have completed, with wrong values. The ranks hang in their
+            # next calls.
             lines = {line("larger"), line("gather")}
         assert told(sentence) == lines
         assert case != "raising" or f"rank {guilty}: left its script" in sentence
@@ -174,7 +176,7 @@ def test_rank_difference_and_both_lines_of_a_hang_are_named(
 
 
 def check_dumps(found: Diagnosis, expected: Case, case: str, ranks: int, guilty: int) -> None:
-    """Checks what the dumps say: the same, as far as they hold it."""
+    """Checks that the dumps give the watchdog's diagnosis, as far as dumps hold what it needs."""
     text = " ".join([found.sentence, *(one.why for one in found.culprits)])
     assert found.kind == expected.dumped
     if case == "message":  # gloo's dumps have no messages

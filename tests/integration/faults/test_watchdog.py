@@ -29,8 +29,9 @@ pytestmark = [
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
 ]
 
-#: Rank 1 comes 4 s late to a step; then the ranks issue different collectives, and continue. Both
-#: last until the watchdog has reported them, at most a minute: it may get a core late.
+#: Rank 1 comes 4 s late to a step; later the ranks issue different collectives, and then continue.
+#: Each of the two hangs lasts until the watchdog, which may get a core late, has reported it, or a
+#: minute.
 SCRIPT = """
 import json
 import time

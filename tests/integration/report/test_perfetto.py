@@ -259,7 +259,7 @@ def test_perfetto_imports_every_event_without_an_error(page: Perfetto) -> None:
     )
     collectives, phases = RANKS * STEPS * BUCKETS, 2 * RANKS * STEPS
     exposed = page.query("select count(*) from slice where category = 'exposed'")[0][0][0]
-    waiting = collectives - STEPS * BUCKETS  # all except the last rank's have a wire part
+    waiting = collectives - STEPS * BUCKETS  # each has a nested slice, except the last rank's
     assert slices == [[collectives + phases + RANKS * STEPS + exposed + waiting]]
     assert nested == [[waiting]]
 

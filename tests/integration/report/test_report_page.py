@@ -331,7 +331,7 @@ def test_a_page_of_several_strategies_offers_each_strategy_and_world_size(
     assert page.value("document.querySelectorAll('#scaling-picture path.series-1').length") == 1
     focus(page, "#scaling-picture .point.series-1")  # fsdp, 1 rank
     measured, ideal = re.findall(r"([\d.]+) samples/s (?:m|w)", text_of(page, "#tooltip"))
-    assert measured == ideal  # as its efficiency, compared with fsdp's smallest world size
+    assert measured == ideal  # the ideal is that of fsdp's own smallest world size
     hidden = "[...document.querySelectorAll('#waiting .scroll')].map((table) => table.hidden)"
     assert page.value(hidden) == [True, False]
     assert canvas_colours(page) > 6

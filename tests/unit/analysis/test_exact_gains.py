@@ -15,7 +15,8 @@ from tests.support.builders.traces import world_run
 
 #: Largest error of a predicted step, as a fraction of the recorded one.
 MOST_OF_STEP = 0.01
-#: Replicas of stages, so that other ranks of a pipeline issue the same calls as the late one.
+#: Ranks by shape of job. The pipeline's stages have replicas, so that other ranks issue the same
+#: calls as the late one.
 SIZES = {"ddp": 6, "handles": 5, "fsdp2": 4, "groups": 8, "pipeline": 8}
 
 

@@ -159,7 +159,7 @@ def test_a_rank_replayed_as_fast_as_the_others_loses_its_faster_phases_too() -> 
     rank, phase = found(ranks, "rank")[0], found(ranks, "phase")[0]
     assert (rank.rank, phase.rank, phase.phase) == (1, 1, "forward")
     assert rank.step_ms == pytest.approx(Job().step_ms(), rel=0.005)
-    # If as fast in forward alone, it is ahead in backward, where the others set the pace.
+    # With only its forward as fast as the others', rank 1 is ahead in backward, and waits there.
     assert phase.saved.value == pytest.approx(rank.saved.value, abs=0.01)
 
 

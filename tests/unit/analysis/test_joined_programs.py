@@ -1,4 +1,4 @@
-"""Programs that are made of all ranks at once are those of each rank alone."""
+"""Programs of the replay that are built for all ranks at once equal those built for each rank."""
 
 from __future__ import annotations
 

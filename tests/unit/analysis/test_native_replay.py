@@ -1,4 +1,4 @@
-"""The replay in C++ gives the times of the replay in Python, which drawn steps use, to the bit."""
+"""The replay in C++ gives, to the bit, the times of that in Python, which replays drawn steps."""
 
 from __future__ import annotations
 

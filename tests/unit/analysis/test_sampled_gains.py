@@ -16,7 +16,7 @@ from tests.support.builders.exact.simulation import simulate
 from tests.support.builders.traces import world_run
 
 _STEPS = 120
-#: Events of the sample: those of 13 to 50 steps.
+#: Number of events in the sample, which then has 13 to 50 steps.
 _SAMPLE = 3000
 
 
@@ -64,7 +64,7 @@ def test_gains_of_a_sample_hold_those_of_all_steps_in_their_intervals() -> None:
 
 @pytest.mark.parametrize(("steps", "alike"), [(12, 0.0), (24, 0.5), (40, 0.7)])
 def test_intervals_of_few_steps_that_are_alike_hold_the_saving(steps: int, alike: float) -> None:
-    """The saving is 10 %; its part in a step differs, and neighbours are alike."""
+    """The mean saving is 10 %; savings of steps vary, and are alike in neighbouring steps."""
     random = np.random.default_rng(steps)
     inside = {True: 0, False: 0}
     runs = 300

@@ -29,14 +29,14 @@ def _with_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("torch.version.cuda", "13.0")
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in (CHOSEN, PASSED_ON, "LD_LIBRARY_PATH", "NCCL_CONF_FILE", nccl.LEVEL_VARIABLE):
-        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.setenv(name, "")  # so that the test's end restores it
         monkeypatch.delenv(name)
 
 
 def test_a_process_with_torch_gets_captures_own_module() -> None:
     assert nccl.set_up() == ""
     assert os.environ[CHOSEN] == _native.native.__file__
-    assert nccl.set_up() == ""  # as often as it is called
+    assert nccl.set_up() == ""  # a second call does no harm
 
 
 def test_other_programs_get_the_plugin_and_a_child_with_torch_the_module(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_nothing_is_set_where_it_could_not_record(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "off" if name == nccl.LEVEL_VARIABLE else "0")
-    monkeypatch.setenv(CHOSEN, nccl.PLUGIN)  # of the command that started this process
+    monkeypatch.setenv(CHOSEN, nccl.PLUGIN)  # set by the command that started this process
     assert nccl.set_up() == ""
     assert CHOSEN not in os.environ
 
@@ -118,7 +118,7 @@ def test_without_commprofs_the_users_plugin_is_loaded_again(
     choose: Choose, name: str, started: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     users = choose(tmp_path, monkeypatch, name)
-    if started:  # by a command that has set commprof's
+    if started:  # by a command that has set commprof's plugin
         for variable, value in environment(tmp_path).items():
             monkeypatch.setenv(variable, value)
     monkeypatch.setenv(nccl.NATIVE_VARIABLE, "0")

@@ -45,7 +45,8 @@ def launch_files(file: Path) -> int:
     return main([*words, "--output", "/shared", "-o", str(file), "train.py"])
 
 
-#: A call that fails in a directory, the file in it that is named ("": itself), the words before.
+#: A call that fails in a directory; the file in it that the error names ("" for the directory
+#: itself); the words of the error before this name.
 REFUSED: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "report_file": (lambda path: writable_output(path, force=False), "", ""),
     "report_file, there": (lambda path: writable_output(path / "f", force=False), "f", ""),

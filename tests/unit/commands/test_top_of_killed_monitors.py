@@ -1,4 +1,4 @@
-"""``commprof top`` into a file ends where nobody can tell it the end of the job."""
+"""``commprof top`` into a file ends even if no monitor is left to report the end of the job."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_the_core_module_has_no_symbol_of_compressors_or_shared_memory() -> None
     of_core = {symbol.name for symbol in symbols(core_file()) if symbol.is_defined}
     of_tune = {symbol.name for symbol in symbols(tune_file()) if symbol.is_defined}
     assert [name for name in of_core if TUNE.search(name)] == []
-    # The same look finds hundreds in the other module, and the recorder in this one.
+    # The same search finds hundreds in the other module, and the recorder in this one.
     assert len([name for name in of_tune if TUNE.search(name)]) > 300
     assert any("8commprof8Recorder" in name for name in of_core)
 

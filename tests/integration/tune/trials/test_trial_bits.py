@@ -27,7 +27,7 @@ TAKEN_BACK = f"int8,topk:ratio=0.05+bucket-cap=0.005,{SHORT}"
 OTHER_BUCKETS = f"bucket-cap=0.005,no-overlap,{SHORT}"
 
 
-#: Settings of FSDP2 all of whose steps are kept, and settings with steps that are undone.
+#: Settings of FSDP2: SETTINGS is a trial that undoes no step, SETTINGS_TAKEN_BACK one that does.
 OWN_GROUP = "scatter-group=own," * (torch.__version__ >= (2, 13))
 SETTINGS = (
     f"reshard-after-forward=true,reshard-after-forward=false,prefetch=1,{OWN_GROUP}"

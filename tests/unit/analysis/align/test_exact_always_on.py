@@ -18,7 +18,7 @@ from tests.support.machines.core_tests import build
 
 pytestmark = pytest.mark.timeout(1800)  # the first one builds the core's tests
 STEPS = 12
-#: In these, each rank waits for the rank where the waiting begins.
+#: Shapes of jobs in which each rank waits directly for the rank where the waiting begins.
 DIRECT = ("ddp", "handles", "fsdp2")
 
 
@@ -56,7 +56,7 @@ def test_the_late_rank_its_phase_and_all_waiting_are_right(
 def test_where_waiting_is_passed_on_the_rank_at_which_it_begins_is_named(
     shape: str, seed: int, tmp_path: Path
 ) -> None:
-    """In a pipeline, whose stages wait in any case, at times no rank is named."""
+    """In a pipeline, whose stages always wait for each other, no rank is named for some seeds."""
     of = drawn(shape, seed, 8, STEPS, cause="forward")
     late = named(of, tmp_path)
     assert late == (of.late[0].rank, "forward") or (late is None and shape == "pipeline")

@@ -59,7 +59,7 @@ def test_needed_ranks_match_the_waits_measured_with_gloo(
 @pytest.mark.skipif(_native.native is None, reason=_native.native_error or "")
 @pytest.mark.parametrize("size", range(1, 10))
 def test_always_on_mode_in_cpp_needs_the_same_ranks_as_python(size: int) -> None:
-    """Compares the C++ of always-on mode, which takes two ranks at a time, with this matrix."""
+    """The C++ function says for two ranks whether one needs the other; Python returns a matrix."""
     assert _native.native is not None
     ranks = range(size)
     for op, root, is_gloo in itertools.product(SOME_WAIT, ranks, (False, True)):
@@ -152,7 +152,7 @@ def one_pass(rank: Rank, *sizes: int) -> None:
 
 def test_collectives_issued_in_the_hook_get_its_bucket_number() -> None:
     rank = Rank()
-    # The buckets launch in another order than numbered; the call between them is of neither.
+    # Bucket 1 is launched before bucket 0; the collective between the two belongs to neither.
     hooked(rank, 100, 1, 10 * MS, 12 * MS)
     rank.collective(0, 11 * MS, 20 * MS, graph_task=3)
     rank.collective(1, 13 * MS, 20 * MS, graph_task=3)

@@ -1,8 +1,8 @@
-"""What a fix is said to win is what it wins, in jobs whose every time is known.
+"""The gain that a report predicts for a fix is the real one, in jobs whose every time is known.
 
 Each job is built twice, with a mistake and without it: the same ranks work as long in the same
-steps, and every collective begins when the last of them has come. What the ranks wait for at the
-mistake they wait for elsewhere without it, unless the mistake alone makes them wait.
+steps, and every collective begins when the last rank has issued it. Without the mistake, the ranks
+still wait for their slowest rank, at another collective, unless only the mistake makes it slow.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tests.support.builders.caused import Script, causes_of, mean_step_ms, saved
 
 MB = 1_000_000
 RANKS, STEPS = 4, 41
-#: Largest difference of the gain said and the one that was built, as a fraction of the step.
+#: Largest difference between the predicted gain and the built one, as a fraction of the step.
 ERROR = 0.02
 
 Body = Callable[[Script, int, bool], None]
 
 
 def ms_of(script: Script, step: int, number: int, mean: float) -> float:
-    """Work of a rank in a step, in ms: its own at each time, and more for higher ranks."""
+    """Ms of a piece of work, drawn for each rank, step and ``number``; higher ranks need more."""
     draw = np.random.default_rng([script.rank.rank, step, number])
     return float(mean * (1 + 0.05 * script.rank.rank) * draw.lognormal(0.0, 0.2))
 
@@ -127,7 +127,7 @@ def logging(script: Script, step: int, fixed: bool) -> None:
 
 
 def objects(script: Script, step: int, fixed: bool) -> None:
-    """The sizes and the bytes of pickled objects; a tensor takes as long as the sizes."""
+    """Pickled objects: a call for their sizes, and one for their bytes; or a call for a tensor."""
     passed(script, step)
     updated(script)
     if fixed:
@@ -177,7 +177,7 @@ def garbage(script: Script, step: int, fixed: bool) -> None:
 
 
 def loading(script: Script, step: int, fixed: bool) -> None:
-    """Rank 2 loads for 8 ms, the others, and it in the twin, for 2 ms."""
+    """Each rank loads for 2 ms, but rank 2 for 8 ms unless the job is fixed."""
     slow = script.rank.rank == 2 and not fixed
     script.work((8.0 if slow else 2.0) + 0.01 * step % 0.1, Phase.DATA)
     script.forward(10.0)
@@ -194,7 +194,7 @@ def alone(script: Script, step: int, fixed: bool) -> None:
 
 
 def in_turns(script: Script, step: int, fixed: bool) -> None:
-    """Each rank works for 60 ms in every eighth step, at a step of its own or at the same."""
+    """Each rank works for 60 ms in every eighth step: ranks in different steps, or all at once."""
     if step % 8 == (2 if fixed else 2 * script.rank.rank):
         script.work(60.0)
     passed(script, step)
@@ -202,7 +202,7 @@ def in_turns(script: Script, step: int, fixed: bool) -> None:
 
 
 def ms_of_bytes(size: int) -> float:
-    """What a call of these bytes takes."""
+    """Time in ms of a call with so many bytes."""
     return 0.4 + size / MB
 
 
@@ -230,7 +230,7 @@ TRAINED = {
 
 
 def zero(script: Script, step: int, fixed: bool) -> None:
-    """Two ranks send what they updated tensor by tensor, or in one call each."""
+    """Each of two ranks sends the tensors that it updated one by one, or all in one call."""
     passed(script, step)
     updated(script)
     sizes = [MB // 10, MB // 5] * 3

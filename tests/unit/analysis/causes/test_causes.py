@@ -218,7 +218,7 @@ def objects(script: Script, step: int) -> None:
 
 
 def noted(script: Script, key: str, ms: float, is_noted: bool) -> None:
-    """Work of torch at objects."""
+    """Time in which torch pickles or unpickles objects; capture may have noted it under ``key``."""
     begin = script.now_ms
     script.work(ms)
     if is_noted:
@@ -467,7 +467,7 @@ def test_a_huge_embedding_that_is_ready_last_is_named() -> None:
 
 
 def alone(ms: float, every: int, forwards: int = 0):  # type: ignore[no-untyped-def]
-    """Rank 0 works alone for ``ms`` in some steps, perhaps in forward passes."""
+    """Rank 0 works alone for ``ms`` every ``every`` steps, in ``forwards`` forward passes if any."""
 
     def body(script: Script, step: int) -> None:
         if script.rank.rank == 0 and step % every == every - 1:

@@ -1,4 +1,4 @@
-"""Fixes in the lines and names of a script: what is written, and that it does what it says."""
+"""Fixes in the lines and names of a script: their text, and what the changed script does."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_calls_of_a_loop_are_joined_into_one(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "for m in values:\n    m = m * 2\n    dist.all_reduce(m)\n",  # made on the way
+        "for m in values:\n    m = m * 2\n    dist.all_reduce(m)\n",  # m is a new tensor
         "for m in values:\n    if m.big:\n        dist.all_reduce(m)\n",
         "for m in values:\n    dist.all_reduce(m, group=m.group)\n",
         "for m in values:\n    if m is None:\n        continue\n    dist.all_reduce(m)\n",

@@ -183,7 +183,7 @@ def test_other_buckets_are_usual(sizes: tuple[int, ...], log: dict[str, Any]) ->
 
 
 def grouped(new: bool, ms: float, script: Script, step: int) -> None:
-    """Work of some ms before a call in a group of its own, or in one group."""
+    """Work of some ms before a call, in a new group in each step or always in the same group."""
     norms(0, 0, script, step)
     script.work(ms)
     script.call(ms=0.2, group=2 + step * new)

@@ -180,7 +180,7 @@ def test_compilations_that_never_end_are_named() -> None:
 
 @pytest.mark.parametrize("ranks", [{0}, {0, 1}], ids=["one rank", "in turns"])
 def test_compilations_are_no_other_work_of_the_rank(ranks: set[int]) -> None:
-    """Outside of forward they look as a log of the script does, or as the ranks' turns at it."""
+    """Outside of forward, they could be taken for one rank's own work, or for work in turns."""
 
     def body(script: Script, step: int) -> None:
         rank = script.rank.rank
@@ -201,7 +201,7 @@ def test_compilations_of_the_first_steps_are_usual() -> None:
 
 
 def test_compilations_for_an_evaluation_are_usual() -> None:
-    """The first steps compile for long, and one evaluation or two once more, for two shapes."""
+    """The first steps compile for long; later an evaluation compiles for one or two new shapes."""
     ms = {2: 400.0, 3: 400.0, 4: 400.0, 38: 9.0, 39: 9.0}
 
     def body(script: Script, step: int) -> None:

@@ -10,12 +10,12 @@ from commprof.analysis.causes.helper_delays import delays_by
 from commprof.trace.schema import Phase
 from tests.support.builders.caused import Script, facts_of
 
-#: Bytes beside which the 64 KiB that a call counts for itself are few.
+#: Bytes of a bucket, so many that the 64 KiB that ``delays_by`` adds for each call do not matter.
 LARGE = 300_000_000
 
 
 def sharing(script: Script, step: int) -> None:
-    """Buckets of three and one parts keep the thread from its core for 4 ms."""
+    """Two buckets, one three times as large, keep the training thread from its core for 4 ms."""
     script.forward(10.0)
     script.backward(20.0, {3 * LARGE: 1.0, LARGE: 1.0}, held_ms=4.0)
     script.work(1.0, Phase.OPTIMIZER)

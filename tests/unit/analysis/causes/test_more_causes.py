@@ -341,7 +341,7 @@ def test_the_line_that_sets_the_debug_level_is_named_and_deleted(tmp_path: Path)
     train.write_text(
         "import torch.distributed as dist\ndist.set_debug_level(dist.DebugLevel.DETAIL)\n"
     )
-    os.utime(train, (0, 0))  # it is as it ran
+    os.utime(train, (0, 0))  # not changed since it ran
     found = causes_of(
         lambda script, _: compared(script, 5.0), debug_level="DETAIL", script_path=str(train)
     )

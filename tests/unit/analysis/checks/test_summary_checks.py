@@ -49,7 +49,7 @@ def checks(run: WorldRun) -> dict[str, CrossCheck]:
 def test_summary_phases_agree_only_if_their_sum_equals_the_step_time(tmp_path: Path) -> None:
     found = checks(run_of(tmp_path))["phases"]
     assert (found.ours, found.other, found.agrees) == (10.0, 10.0, True)
-    twice = {"exposed": document([6 * MS] * 2)}  # 3 ms more than there are
+    twice = {"exposed": document([6 * MS] * 2)}  # 6 ms, not 3, in each step
     found = checks(run_of(tmp_path, summary=twice))["phases"]
     assert (found.ours, found.other, found.agrees) == (10.0, 13.0, False)
 

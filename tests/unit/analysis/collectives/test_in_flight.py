@@ -1,6 +1,7 @@
 """Checks how long each operation was in flight.
 
-Also checks the timeline of pages: parts of a collective's time in flight, and the cut to fit.
+Also checks the timeline of pages: parts of a collective's time in flight, and the choice of steps
+if not all fit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lines that issued a group's collectives: a line of one rank, ranks that parted earlier."""
+"""Lines that issue a group's collectives: lines of one rank, and since when ranks' lines differ."""
 
 from __future__ import annotations
 

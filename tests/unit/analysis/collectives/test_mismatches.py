@@ -250,7 +250,7 @@ def test_lines_are_said_if_all_ranks_of_a_collective_share_one() -> None:
 def test_a_job_in_which_every_collective_differs_costs_the_watchdog_little(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is usual is looked up for the first mismatch, and when a hang is described."""
+    """The usual next call is searched only at the first mismatch, and to describe a hang."""
     looked_up: list[int] = []
 
     def counted(earlier: list[Issued]) -> Issued | None:

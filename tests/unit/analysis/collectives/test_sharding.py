@@ -124,7 +124,7 @@ def recorded(*passes: str, phases: bool = True, evaluated: str = "") -> Sharding
         (("AB|", "|21"), {FORWARD: (2, 3), SCATTER: (2, 7)}),
         (("AB|b", "B|b21"), {FORWARD: (2, 6), BACKWARD: (2, 10), SCATTER: (2, 7)}),
         (("AB|", "A|", "A|21"), {FORWARD: (1, 6), SCATTER: (2, 7)}),
-        # Reductions of several passes, between which forward gathers nothing.
+        # Both passes reduce, but the second gathers nothing in forward: they count as one pass.
         (("AB|21", "|21"), {FORWARD: (2, 3), SCATTER: (0, 0)}),
         # The second pass is that of another model.
         (("AB|b2a1", "BA|a2b1"), {FORWARD: (0, 0), BACKWARD: (0, 0), SCATTER: (0, 0)}),

@@ -374,7 +374,7 @@ def test_own_work_of_the_watchdog_equals_the_report_s() -> None:
 
 
 def test_own_work_of_the_watchdog_equals_the_report_s_if_a_wait_outlasts_its_phase() -> None:
-    # The wait from 25 to 60 counts in the phase until that ends at 30.
+    # Of the wait from 25 to 60, the 5 ms before the phase's end at 30 are taken out of the phase.
     rank = Rank()
     rank.phase(Phase.FORWARD, 10 * MS, 30 * MS)
     rank.wait(rank.collective(0, 20 * MS, 60 * MS), 25 * MS, 60 * MS)

@@ -31,7 +31,8 @@ def check(of: Drawn) -> None:
 def test_a_late_rank_its_cause_and_all_costs_of_waiting_are_right(shape: str, cause: str) -> None:
     seed = 10 * list(SHAPES).index(shape) + [*LATE_IN, PAUSE].index(cause)
     size = (2, 4, 8, 10, 12)[seed % 5]
-    # Most of a pipeline's waiting is its bubble, so only own work, in more steps, tells.
+    # Most of a pipeline's waiting is its bubble. The late rank shows only in the ranks' own work,
+    # over more steps.
     steps = 16 if shape == "pipeline" else 12
     check(drawn(shape, seed, size, steps, cause=cause, hosts=1 + seed % 3 if size >= 8 else 1))
 
@@ -79,8 +80,8 @@ def test_waiting_of_a_schedule_that_is_computed_by_hand() -> None:
     of.job.begin_ns = np.zeros(3, dtype=np.int64)
     of.job.lengthen(1, LATE_IN["forward"], np.full(6, 5_000_000.0))
     found = truth.truth_of(of.job, simulate(of.job))
-    # The late rank's last bucket is over before its finalisation begins, so it never stands. The
-    # others take as long as this rank: they stand for 5 ms, with 101 us of transfer.
+    # The late rank's last bucket is over before its finalisation begins, so the rank never waits.
+    # The other ranks stand in their finalisation for 5 ms, of which 101 us are transfer.
     assert found.transfer_ns[1:, 0].tolist() == pytest.approx([101_000] * 5)
     assert found.wait_ns[1:, 0].tolist() == pytest.approx([4_899_000] * 5)
     assert found.wait_ns[:, 1].tolist() == [0] * 6

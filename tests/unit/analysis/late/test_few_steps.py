@@ -1,4 +1,4 @@
-"""Exact schedules of three to five steps: the late rank is named, and nobody in clean ones."""
+"""Exact schedules of three to five steps: the late rank is named, or nobody if no rank is late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hang with which recordings end is told from the records, and from nothing less."""
+"""A hang at the end of recordings is reported if the records prove it, and only then."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def work(ranks: int, steps: int) -> np.ndarray:  # type: ignore[type-arg]
 
 
 def held_up(ranks: int, steps: int, seed: int) -> np.ndarray:  # type: ignore[type-arg]
-    """Returns that work on a host with too few cores: on average 20 ms more in 40 % of phases."""
+    """Returns ``work`` on a host with too few cores: on average 20 ms more in 40 % of phases."""
     random = np.random.default_rng(seed)
     size = (ranks, len(PHASES), steps)
     return work(ranks, steps) + random.exponential(20 * MS, size) * (random.random(size) < 0.4)
@@ -156,7 +156,8 @@ def test_a_slow_rank_is_named_late_with_the_waiting_it_caused_if_any() -> None:
     assert slow is not None
     assert (named.rank, named.phase, named.p_value) == (2, "forward", slow.p_value)
     assert (named.wait_ns, named.share) == (2.0 * MS, 0.25)
-    # In a pipeline the bubble is most of the waiting: not the share counts, but the cost.
+    # Most of a pipeline's waiting is its bubble. So the rank is named for the cost of its lateness,
+    # not for its share of the waiting.
     bubble = np.full((20, 4), 60.0 * MS)
     bubble[:, 2] = 6.0 * MS
     named = late_by_own_work(None, slow, bubble, WORK_STEP)
@@ -421,7 +422,7 @@ def test_in_few_steps_a_rank_is_named_by_the_spread_of_all() -> None:
     assert late is not None
     assert (late.rank, late.p_value) == (0, pytest.approx(2 * 0.000848, rel=1e-3))
     assert of_few_steps(np.array([[30.0, 20.0, 25.0], [0, 0, 0]]) * MS) is None
-    # One step of the two: nothing tells it from chance.
+    # Late in one of two steps: this can be chance.
     assert of_few_steps(np.array([[30.0, -1.0], [0, 0]]) * MS) is None
 
 

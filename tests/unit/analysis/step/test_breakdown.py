@@ -98,7 +98,7 @@ def test_pauses_are_attributed_to_the_phase_they_lie_in() -> None:
     rank.pause(990, 1010)  # after all phases: 10; the rest is in no step
     (part,) = break_down(rank)
     assert part.host.paused_ns.tolist() == [[20.0, 10.0, 25.0, 0.0, 0.0]]
-    # Phases include their pauses; by origin, pauses are separate.
+    # The work of a phase includes its pauses; by origin, pauses have a column of their own.
     assert part.work_ns[:, 0].tolist() == [150.0, 100.0, 160.0, 400.0, 150.0]
     assert part.by_origin_ns[:, 0].tolist() == [130.0, 90.0, 135.0, 400.0, 150.0, 55.0]
     assert part.by_origin_ns.sum() == part.wall_ns - part.exposed_ns
@@ -171,7 +171,8 @@ def test_a_phase_across_a_step_boundary_is_divided_between_the_steps() -> None:
 
 
 def test_a_wait_across_a_step_boundary_is_subtracted_only_from_the_first_step_s_phases() -> None:
-    # All 20 count in the step where the wait began, whose optimizer loses the 10 that lie in it.
+    # All 20 are exposed in the step in which the wait begins. Only this step's optimizer loses the
+    # 10 that lie in it; the next step's forward loses nothing.
     rank = Rank()
     rank.step(0, 100)
     rank.step(100, 200)

@@ -1,4 +1,4 @@
-"""Ranks that are computed in blocks have the figures that each has alone."""
+"""Ranks that are computed in blocks get the figures that each rank gets if computed alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks where two ranks met before a wait: at a call that both had left, and one stood for."""
+"""Checks where two ranks met before a wait: at a call that both left, after one or both stood."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_ranks_meet_where_one_waited_for_the_others_message() -> None:
     assert waiting.end_ns.tolist() == [10 * MS, 110 * MS]
     assert late.begin_ns.tolist() == [0, 30 * MS]
     assert late.end_ns.tolist() == [30 * MS, 130 * MS]
-    # A meeting may lie in a part of the waits that is handled before or later.
+    # Waits may be handled in parts, of which another one may hold the meeting.
     for (first, last), at_once in zip(
         zip(*shared.compared_in_parts(both, [slice(0, 1), slice(1, 2)]), strict=True),
         (waiting, late),

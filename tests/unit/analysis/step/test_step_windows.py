@@ -33,7 +33,7 @@ from tests.support.builders.exact.simulation import simulate
 from tests.support.builders.traces import Rank, world_run
 
 _CLOSE_NS = 1e-3
-#: Fraction of the waiting whose origin may lie before a window reaches, in pipelines.
+#: Pipelines: largest fraction of the waiting whose origin lies in steps before those of a window.
 _MOST_MOVED = 1e-3
 
 
@@ -149,7 +149,7 @@ def test_a_run_of_very_many_steps_keeps_the_parts_of_a_sample(
     for ours, expected in zip(cut.parts, whole.parts, strict=True):
         assert _differences(ours, expected.rows(rows)) == []
     assert watched.mismatch_count == calls.mismatch_count
-    # What is left out is counted; the figures of all steps lie within the sample's intervals.
+    # The steps left out are counted. The figures of all steps lie within the sample's intervals.
     recording, timing = world_recording(run, seen), step_timing(cut)
     assert recording.left_out_steps == 1200 - 640
     of_all = step_timing(whole.all_steps)
