@@ -1,7 +1,8 @@
 """Builds the core and its own tests, runs them, and reads with Python what C++ wrote.
 
-As they are shipped, which ``make test`` does too; then with the address and undefined-behaviour
-sanitizers, and those with threads under the thread sanitizer. ``make test-cpp`` runs them by hand.
+They are built as shipped, in ``make test`` too. The slow tests also build them with the address and
+undefined-behaviour sanitizers, and those with threads with the thread sanitizer. ``make test-cpp``
+runs them by hand.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def test_python_reads_every_field_that_cpp_wrote(built: Path, tmp_path: Path) ->
     assert set(first) == set(schema.RECORD_DTYPE.names or ())
     for name, value in first.items():
         expected[name] = np.uint64(value) + np.arange(len(expected), dtype=np.uint64)
-    # What is of kind "none" is no record.
+    # The first has the kind "none", so the reader leaves it out.
     assert trace.records.tolist() == expected[1:].tolist()
     assert trace.metadata == made.metadata()
     assert (trace.complete, trace.dropped, trace.problems) == (True, 0, ())

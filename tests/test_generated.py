@@ -64,7 +64,7 @@ def test_the_measures_of_the_architecture_are_those_counted_now(tmp_path: Path) 
 
 
 def test_no_code_of_the_headers_is_lost() -> None:
-    """Counted by another rule than the generator's: a row that it cannot read would be missing."""
+    """Counts rows by another rule than the generator, which may fail to read a row."""
     header = (ROOT / "csrc/core/record.h").read_text()
     tables = (codes.Kind, codes.Phase, codes.OPS, codes.NCCL_ALGORITHMS, codes.NCCL_PROTOCOLS)
     assert len(re.findall(r"\bX\([A-Z]\w*,", header)) == sum(map(len, tables))

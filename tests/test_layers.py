@@ -1,4 +1,4 @@
-"""The arrows between layers point one way, and torch stays in its rooms.
+"""Packages import only those that the table of layers allows, and few packages import torch.
 
 Imports for type checking and imports inside functions count like all others.
 """
@@ -141,7 +141,8 @@ MOST_RULES_IN_TWO_LANGUAGES = 9
 
 TORCH_HEADER = re.compile(r'\s*#\s*include\s*[<"]((?:torch/|ATen/|c10/|pybind11/|Python\.h)[^>"]*)')
 OWN_HEADER = re.compile(r'\s*#\s*include\s*"([^"]+)"')
-#: What a section, a field of the record, a check or a compressor may take, beside tests and pages.
+#: Most files, besides tests and pages, that a new section, field of the record, check or compressor
+#: may need.
 MOST_FILES_TO_ADD = 3
 #: What csrc/tune may include of the profiler, besides csrc/base.
 TUNE_MAY_INCLUDE = (

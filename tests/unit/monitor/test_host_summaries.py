@@ -208,7 +208,7 @@ def test_a_report_of_a_running_job_reads_the_traces_if_a_host_has_no_new_figures
 
 
 def test_a_report_has_both_lines_of_one_version_of_a_hosts_file(tmp_path: Path) -> None:
-    """The codes of operations mean other operations in each version."""
+    """A code can stand for different operations in two versions of the file."""
     hosts = simulated(tmp_path, 2)
     hosts[0].publish(600)
     before = running_hosts(tmp_path)
@@ -476,7 +476,7 @@ def test_damaged_files_of_hosts_never_stop_a_reader(tmp_path: Path, seed: int) -
                 damaged[draw.randrange(len(damaged))] = draw.choice(b'0-e"[]{},:x')
             path.write_bytes(bytes(damaged))
         else:
-            names = sorted(values.keys() - {"attempt"})  # what a later attempt left is right
+            names = sorted(values.keys() - {"attempt"})  # another attempt is no damage
             name = draw.choice([*names, *(f"figures.{name}" for name in values["figures"])])
             value = draw.choice([None, -1, 2**70, 2**62, 1e300, "x", [], {}, [[1]], True])
             changed = json.loads(json.dumps(values))
@@ -524,7 +524,7 @@ def test_a_file_is_bounded_whatever_the_host_holds(tmp_path: Path) -> None:
     assert found.waits.steps.count == 4096 * one.summary.steps.count
     _, whole = read_whole(path)
     assert sum(each.count for each in whole.operations) == 400 * (8 * 255 + 4088)
-    odd = [rank_state(rank * rank) for rank in range(600)]  # in no series
+    odd = [rank_state(rank * rank) for rank in range(600)]  # not in arithmetic series
     path.write_bytes(host_content(odd, parts[:600], replace(by, world_size=600**2)))
     assert len(path.read_bytes()) <= MOST_BYTES
     assert read_host_summary(path).rank_count == 600

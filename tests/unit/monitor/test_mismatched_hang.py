@@ -26,7 +26,7 @@ EVEN: dict[str, Any] = {"op": "all_gather", "bytes": 8000}
 def job(
     last: Sequence[dict[str, Any]], done: Sequence[dict[str, Any]] = (), end: int = 0
 ) -> list[Rank]:
-    """Returns ranks that completed three steps of ``done``, and issued their ``last`` one each.
+    """Returns ranks that completed three steps of ``done``; then each issued its entry of ``last``.
 
     end: time at which the last ones completed; 0 if they are pending.
     """

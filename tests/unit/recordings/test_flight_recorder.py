@@ -197,7 +197,7 @@ def test_a_rank_without_a_dump_is_the_culprit_if_no_other_rank_is(tmp_path: Path
     found = diagnosis(tmp_path)
     assert (culprits(found), found.read.missing) == (("undumped", [2]), (2,))
     assert found.victims == (0, 1)
-    # Rank 0 waits for no rank, which accuses it; rank 2's operations are unknown.
+    # Rank 0 is accused, because it waits for no rank. Rank 2's operations are unknown.
     write_dumps(tmp_path, dump(groups), waits, None)
     write_dumps(tmp_path, dump(groups), dump(groups, entry("1", 2)), None)
     assert culprits(diagnosis(tmp_path)) == ("absent", [0])

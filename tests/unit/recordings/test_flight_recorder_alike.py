@@ -1,4 +1,4 @@
-"""Entries of dumps that are alike have the same number, in C++ as in Python."""
+"""Entries of dumps that are equal but for integers get the same number, in C++ as in Python."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def test_numbers_and_integers_are_those_of_python() -> None:
     assert not isinstance(alike_entries(), AlikeInPython)
     assert numbers.tolist() == in_python.tolist()
     assert integers.tolist() == integers_in_python.tolist()
-    # Times of which only the truth counts, integers and what is ignored make no difference.
+    # Eight entries are like others: they differ from these only in integers, in ignored keys, or in
+    # a time of which only counts whether it is set.
     assert numbers.max() + 1 == len(varied()) // 2 + 1 - 8
     row = dict(zip(INTEGERS, integers[0].tolist(), strict=True))
     assert row["collective_seq_id"] == 5

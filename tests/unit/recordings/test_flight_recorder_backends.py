@@ -105,7 +105,7 @@ def test_what_gloo_retired_has_ended(tmp_path: Path) -> None:
 
 
 def test_a_status_alone_without_any_completion_shows_no_hang(tmp_path: Path) -> None:
-    """Of a hook that learns of no completions, a dump without entries has only the status."""
+    """If a hook learns of no completions, its dump without entries has only the groups' status."""
     alone = [{**hooked(issued(0)), "entries": []} for _ in range(2)]
     found = diagnosed(tmp_path, *alone)
     assert (found.kind, found.culprits) == ("none", ())

@@ -95,7 +95,7 @@ def in_flight(begin_us: float, end_us: float) -> list[Event]:
                 operator("c10d::allreduce_", 41, 50, **shapes([[5]])),
                 span("gloo:all_reduce", 45, 60, GLOO_2, **shapes([5])),
             ],
-            540 + 10,  # all of it but the issue from 41 to 50, and 50 to 60 of the other
+            540 + 10,  # from 50 to 600; 50 to 60 belong to the all-reduce
         ),
         # Waiting by name, whatever the library.
         ([operator("mylib::wait_all", 300, 601), operator("aten::mm", 601, 900)], 301),
@@ -335,9 +335,9 @@ def mesh_of_rank(rank: int) -> list[Event]:
 
 
 def test_a_group_that_the_recording_does_not_tell_is_unknown(tmp_path: Path) -> None:
-    """Both groups of two fit an all-gather of twice the input, all three an all-reduce.
+    """An all-gather to twice the input fits both groups of two ranks, an all-reduce any group.
 
-    Rank 2 always comes last, but in which group is not known.
+    Rank 2 always comes last, but it is not known in which group.
     """
     texts = []
     for rank in FOUR:
@@ -565,7 +565,8 @@ def test_steps_in_which_ranks_recorded_other_collectives_match_none(
     assert not result.incidents
     by_rank = [columns.collectives(read(path).traces[rank]).seq.tolist() for rank in (0, 1)]
     assert [len(seqs) for seqs in by_rank] == [12, 12]
-    # In steps 2 and 3 each rank recorded another one. Before the first update is no whole step.
+    # In steps 2 and 3 each rank recorded another collective. Without marks, steps begin at updates,
+    # so that the events before the first update are in no step.
     first = 0 if marked else 2
     assert by_rank[0][first:4] == by_rank[1][first:4]
     assert by_rank[0][6:] == by_rank[1][6:]

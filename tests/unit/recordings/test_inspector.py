@@ -257,7 +257,7 @@ def test_replays_of_a_graph_repeat_numbers_and_are_matched_in_order(tmp_path: Pa
 
 
 def test_a_send_and_its_recv_wait_for_each_other(tmp_path: Path) -> None:
-    """Rank 0 sends to rank 1, which waits 300 us for it, and then waits 100 us for rank 1."""
+    """Rank 1 waits 300 us for rank 0's message; then rank 0 waits 100 us for rank 1's message."""
     job = SimulatedJob(pp=2)
     (group,) = job.pipeline
     for call in range(20):
@@ -549,7 +549,7 @@ def test_waiting_in_lost_calls_is_that_of_the_mean(tmp_path: Path) -> None:
 
 
 def test_time_in_operations_is_whole_where_records_are_lost(tmp_path: Path) -> None:
-    """Rank 0 needs 300 us for each of 40 calls, of which it lost 10 and all lost 5; rank 1, 100."""
+    """Each of 40 calls takes 300 us on rank 0, which lost 10, and 100 us on rank 1, which lost 5."""
     lines = {
         rank: [
             _line(rank, 2, n, 300 if rank == 0 else 100)
@@ -576,7 +576,7 @@ def test_time_outside_of_operations_is_what_the_late_ones_work_longer(
     assert [split.processes[place].pid - 1000 for place in longer] == [3, 12]
     # Each is late in about half of the steps.
     assert own_us[longer] / 200 == pytest.approx([1250.0, 400.0], rel=0.25)
-    # What was traced to a process is nearer to its own time than none is, or it is not.
+    # A process's own time is too short if it is nearer to 0 than to the waiting traced to it.
     assert not is_too_short(own_us, longer[0], 200 * 2000.0)
     assert is_too_short(own_us, longer[0], 200 * 3000.0)
     assert is_too_short(own_us, 5, 200 * 400.0)
@@ -586,7 +586,7 @@ def test_nobody_works_longer_where_a_time_is_not_known_or_two_are_alike() -> Non
     own_us = np.array([900.0, 3.0, -2.0, 1.0, 0.0, -3.0, 2.0, -1.0])
     assert standing_out(own_us, 2) == [0]
     assert standing_out(np.where(np.arange(8) == 5, np.nan, own_us), 2) == []
-    # Of three alike, no two stand out.
+    # Of three processes with about the same time, no two stand out.
     assert standing_out(np.array([900.0, 890.0, 910.0, 1.0, 0.0, -3.0, 2.0, -1.0]), 2) == []
 
 
@@ -611,7 +611,8 @@ def test_the_least_lateness_that_can_be_told_is_stated_and_enough(
 
     two_late = result_with({3: 2500.0, 12: 1200.0}, "two")
     least_us = 1e6 * two_late.least_late_s
-    # Each is late in half of the steps; with no record lost, a hundredth of this could be told.
+    # Each late process is late in half of the 80 steps. Without lost records, a hundredth of this
+    # lateness could be found.
     assert 1_000 < least_us < 80 / 2 * 1200
     assert sorted(one.process.pid for one in two_late.late) == [1003, 1012]
     (text,) = (text for text in two_late.caveats if "are missing" in text)

@@ -44,7 +44,7 @@ def host_step(step: int, at: float, backend: str = "nccl", described: bool = Tru
 
 
 def device_step(step: int, at: float, rank: int = 0, numbered: bool = True) -> list[Event]:
-    """A step of 10 ms: launches of a kernel of 6 ms and of an all-reduce of 1 ms, and both."""
+    """A step of 10 ms: a kernel of 6 ms, an all-reduce of 1 ms, and the launches of both."""
     said = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": ELEMENTS}
     said |= {"Out msg nelems": ELEMENTS, "Group size": 2, "Process Group Name": "0"}
     said |= {"Seq": step} if numbered else {}

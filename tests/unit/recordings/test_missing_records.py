@@ -73,7 +73,7 @@ def without_size(events: list[Event]) -> list[Event]:
 
 
 def without_name(events: list[Event]) -> list[Event]:
-    """Events in which only a kernel's name, which NCCL uses for other operations, tells one."""
+    """Events in which one call has only its kernel's name; NCCL uses it for other operations too."""
     for event in events:
         if event.get("args", {}).get("correlation") == 108 and event["cat"] == "kernel":
             event["name"] = "ncclDevKernel_Broadcast_RING_LL(x)"

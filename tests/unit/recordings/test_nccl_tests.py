@@ -95,7 +95,7 @@ def test_json_output_of_nccl_tests_is_read(tmp_path: Path) -> None:
 def test_results_of_two_clusters_in_one_file_are_not_one_line(
     tmp_path: Path, factor: float, logs: int
 ) -> None:
-    """As pages show them: each result has its own hosts, as many as the other."""
+    """As on pages: the two results have different hosts, but equally many."""
     times = {"20.50 0.20 0.15": 20.5, "21.00 0.20 0.15": 21.0}
     other = NEW.replace(" on ", " on other-")
     for text, time in times.items():

@@ -521,7 +521,7 @@ def test_processes_that_measured_alone_are_said_to(tmp_path: Path) -> None:
 def test_the_largest_error_of_old_versions_counts_above_what_they_allow(
     tmp_path: Path, error: str, wrong: int | None
 ) -> None:
-    """1e-5 for each further rank of a float; rccl-tests marks errors with an asterisk."""
+    """Allowed are, for floats, 1e-5 per rank beyond the first; rccl-tests marks errors by ``*``."""
     names = ("time", "algbw", "busbw", "error")
     text = table(8, names).replace("  0e+00", f"{error:>7}")
     log = log_of(tmp_path, head(devices(8)) + text)
@@ -616,7 +616,7 @@ def test_results_whose_time_and_bandwidth_contradict_each_other_are_left_out(
     log = log_of(tmp_path, damaged)
     assert len(log.rows) == 19
     assert log.remarks == ("1 result whose algbw is not size / time is left out",)
-    # If most rows are so, the file says nothing about which figure is right.
+    # If many rows contradict themselves, the file does not tell which figure is right.
     slower = (
         re.sub(r"sum      -1  .{7}", "sum      -1  9999.99", line) for line in text.splitlines()
     )

@@ -1,4 +1,4 @@
-"""Files of a folder that cannot be read: a few are named, of many their number."""
+"""Files of a folder that cannot be read: a few are named, many are only counted."""
 
 from __future__ import annotations
 

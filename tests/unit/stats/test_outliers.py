@@ -1,4 +1,4 @@
-"""Probability that a value is one of others."""
+"""Probability that a value comes from the same distribution as other values."""
 
 from __future__ import annotations
 

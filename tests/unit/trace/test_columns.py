@@ -388,7 +388,7 @@ def test_fields_are_read_by_the_names_of_the_table(directory: Path) -> None:
 
 
 def test_each_column_of_times_says_what_it_holds() -> None:
-    """Moments are other numbers on another clock, durations are not: the name does not tell."""
+    """Another clock changes moments but no durations; a column's name does not tell which it has."""
     tables = [
         table
         for module in (columns, nccl, arrivals)

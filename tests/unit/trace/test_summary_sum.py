@@ -1,4 +1,4 @@
-"""Sums of ranks' summaries keep what a late rank is told by, in bounded space."""
+"""Sums of ranks' summaries keep the waits that show a late rank, in bounded space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows counted together give what each gives; columns of one value stay so when joined."""
+"""Windows counted together give the counts of each alone; columns of one value keep it once."""
 
 from __future__ import annotations
 

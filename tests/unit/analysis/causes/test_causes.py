@@ -467,7 +467,7 @@ def test_a_huge_embedding_that_is_ready_last_is_named() -> None:
 
 
 def alone(ms: float, every: int, forwards: int = 0):  # type: ignore[no-untyped-def]
-    """Rank 0 works alone for ``ms`` every ``every`` steps, in ``forwards`` forward passes if any."""
+    """Rank 0 works alone for ``ms`` in some steps; with ``forwards``, in as many forward passes."""
 
     def body(script: Script, step: int) -> None:
         if script.rank.rank == 0 and step % every == every - 1:

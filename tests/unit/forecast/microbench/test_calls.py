@@ -81,7 +81,7 @@ def test_expected_parts_of_gather_scatter_and_all_to_all_are_right(world_size: i
             world_size, world_size, PATTERN_COUNT
         )
         for rank in ranks:
-            mine = parts[:, rank]  # the parts that all ranks hold for this one
+            mine = parts[:, rank]  # what each rank has for this rank
             wanted = mine.sum(0) if op == "reduce_scatter" else mine.flatten()
             assert torch.equal(pattern.expected(rank, PATTERN_COUNT), wanted)
 

@@ -103,7 +103,7 @@ def test_the_error_margin_is_wider_with_few_held_out_errors() -> None:
 
 
 def test_without_a_held_out_point_ranges_are_not_shown_as_intervals() -> None:
-    """Only three of nine real runs lay in such ranges; ranges that include the error hold."""
+    """Ranges without a held-out error contained only 3 of 9 real runs; those with it hold."""
     checked = answers()
     alone = dataclasses.replace(checked, checks=(), error=None)
     for found, holds in ((checked, True), (alone, False)):

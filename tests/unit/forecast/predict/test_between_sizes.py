@@ -66,7 +66,7 @@ def test_times_of_many_sizes_are_smoothed_quickly() -> None:
 
 
 def test_the_sizes_of_a_long_sweep_are_left_out_quickly() -> None:
-    """Each size is left out once, several at a time, so that the cost is not that of a square."""
+    """Several sizes are left out at a time, so that the time does not grow with their square."""
 
     def swept(count: int) -> tuple[CostCurve, float]:
         sizes = [4096.0 * number for number in range(1, count + 1)]
@@ -76,7 +76,7 @@ def test_the_sizes_of_a_long_sweep_are_left_out_quickly() -> None:
 
     _, short_s = swept(1000)
     curve, long_s = swept(3000)
-    assert long_s < 4 * short_s  # of a square: 9
+    assert long_s < 4 * short_s  # with the square: 9 times
     assert curve.held_out_size is not None
     assert curve.held_out_size.points == 3000
     assert curve.held_out_size.mean < 0.001

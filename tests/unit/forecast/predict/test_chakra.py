@@ -171,7 +171,7 @@ def test_a_gpu_s_steps_have_the_times_of_its_stream(is_attached: bool, tmp_path:
             rank.device_finalize(host + 15 * MS, (at + 65 * MS, at + 90 * MS), graph_task=step)
     for path in export(world_run([*ranks]), tmp_path / "et"):
         _, *found = messages(path.read_bytes())
-        # From 90 of the previous step to 50, on to 88, and from 50 to the end of backward at 65.
+        # Compute from 90 of the step before to 50, the bucket from 50 to 88, compute from 50 to 65.
         lengths = [node["duration_micros"] for node in found[:3]]
         assert lengths == pytest.approx([60_000, 38_000, 15_000], abs=2)
 

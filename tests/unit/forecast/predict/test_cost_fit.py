@@ -41,7 +41,7 @@ SIZES = [float(1 << n) for n in range(10, 27, 2)]
         ("broadcast", 5, 3, 3.0, 0.0),
         ("send_recv", 2, 1, 1.0, 0.0),
         ("barrier", 8, 3, 0.0, 0.0),
-        ("reduce_scatter", 4, 6, 1.5, 0.75),  # on gloo, an all-reduce
+        ("reduce_scatter", 4, 6, 1.5, 0.75),  # gloo runs an all-reduce
     ],
 )
 def test_steps_and_bytes_per_operation(
@@ -134,7 +134,8 @@ def test_one_outlier_hardly_changes_the_fit() -> None:
 
 
 def test_a_change_of_protocol_is_fitted_as_another_piece() -> None:
-    # Two ranks send half of the size per step: below 0.5 MB with less latency, above it faster.
+    # Two steps, in each of which two ranks send x bytes, half of the size. Below 0.5 MB a step has
+    # less latency; above, a higher rate.
     def seconds(x: float) -> float:
         return 2 * (10e-6 + 2e-9 * x) if x < 5e5 else 2 * (900e-6 + 0.5e-9 * x)
 

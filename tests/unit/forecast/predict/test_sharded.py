@@ -131,11 +131,12 @@ def test_recorded_time_beyond_a_collective_s_fitted_cost_is_kept() -> None:
     transfer[:, :, 5] -= 4e6
     uneven = dataclasses.replace(steps, transfer_ns=transfer)
     held = ShardedReplay(uneven, profile(bytes_per_s=RATE, latency_s=0.0))
-    # 13 and 6 ms instead of 10 and 10; then 3 beyond 5, and three fifths of 5.
+    # The reduce-scatters take 13 and 6 ms instead of 10 each. With half of the bytes, 5 ms each by
+    # the fitted cost: the first takes 3 ms more, and the second three fifths.
     assert held.predict(Scenario(2)).step_s.value == pytest.approx(0.095, abs=1e-8)
     half = held.predict(Scenario(2, reduce_dtype="bf16"))
     assert half.step_s.value == pytest.approx(0.076 + 0.008 + 0.003, abs=1e-8)
-    # 15 + 3 and 15 - 4 on 4 ranks.
+    # On 4 ranks they take 15 + 3 and 15 - 4 ms.
     assert held.predict(Scenario(4)).step_s.value == pytest.approx(0.108, abs=1e-8)
 
 
@@ -189,7 +190,7 @@ def test_wrapped_units_are_prefetched_when_the_previous_unit_begins() -> None:
     sizes = {number: call.size_bytes / MB for number, call in found.calls.items()}
     assert sizes == {1: 2, 3: 2, 5: 1, 6: 1, 7: 2, 11: 2, 8: 1, 12: 2, 15: 2}
     assert found.dropped == {2, 4, 9, 13, 10, 14}
-    # The unit of one block has its own prefetch; the next one's is at that of its second block.
+    # Call 11, which gathers blocks 2 and 1, is issued where call 9 was: as the unit before begins.
     assert found.issued_at == {11: events.index((ISSUE, 9))}
 
     late = [event for event in events if event != (ISSUE, 11)]

@@ -171,7 +171,7 @@ def test_the_trial_s_section_comes_first_and_sections_of_means_are_left_out() ->
     found = {section.id: section for section in sections(REPORT, PAGE, TrialReport(sample()))}
     assert next(iter(found)) == "trial"
     assert not {"verdict", "step", "scaling", "collectives", "waiting"} & found.keys()
-    assert "steps" not in found  # quartiles over all candidates' steps describe none
+    assert "steps" not in found  # quartiles over all candidates describe none of them
     assert "timeline" in found
     assert found["trial"].lead == sample().verdict.sentences[0]
 
@@ -179,7 +179,7 @@ def test_the_trial_s_section_comes_first_and_sections_of_means_are_left_out() ->
 def test_a_trial_that_ended_before_its_first_step_has_no_picture_without_figures() -> None:
     ended = FullReport(run_result(), (), None, None)
     assert [section.id for section in sections(ended, PAGE, TrialReport(sample()))] == ["trial"]
-    assert "-picture" in page.render(ended, TrialReport(sample()))  # of the trial itself
+    assert "-picture" in page.render(ended, TrialReport(sample()))  # the trial's own picture
 
 
 def test_html_and_markdown_have_the_trial_s_tables_and_the_command_to_apply_it() -> None:
