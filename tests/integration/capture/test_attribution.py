@@ -74,7 +74,7 @@ def most(run: WorldRun, rank: int, phase: str) -> Floats:
 
 
 def result_of(run: WorldRun) -> WorldResult:
-    """Returns the figures of a run that has some."""
+    """Returns the figures of a run; fails if the run has none."""
     result = analyse_world(run)
     assert result is not None
     assert result.timing.measured_steps > 0

@@ -67,7 +67,7 @@ def test_times_that_the_host_knows_are_known(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["nccl", "other"])
 def test_a_range_within_the_call_shows_no_transfer(tmp_path: Path, backend: str) -> None:
-    """A backend of a device returns when the call is in its queue, whatever its name."""
+    """A call of a device's backend returns once it is queued, whatever the backend's name is."""
     result, _ = analyse_in_detail(job(tmp_path / "job", backend, thread=1))
     (world,) = result.worlds
     assert not world.evidence.supports(Figure.EXPOSED)

@@ -549,7 +549,7 @@ def test_waiting_in_lost_calls_is_that_of_the_mean(tmp_path: Path) -> None:
 
 
 def test_time_in_operations_is_whole_where_records_are_lost(tmp_path: Path) -> None:
-    """Each of 40 calls takes 300 us on rank 0, which lost 10, and 100 us on rank 1, which lost 5."""
+    """Each of 40 calls takes 300 us on rank 0, which lost 10, or 100 us on rank 1, which lost 5."""
     lines = {
         rank: [
             _line(rank, 2, n, 300 if rank == 0 else 100)

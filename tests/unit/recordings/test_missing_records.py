@@ -73,7 +73,7 @@ def without_size(events: list[Event]) -> list[Event]:
 
 
 def without_name(events: list[Event]) -> list[Event]:
-    """Events in which one call has only its kernel's name; NCCL uses it for other operations too."""
+    """Events in which one call has only its kernel's name, which several operations can have."""
     for event in events:
         if event.get("args", {}).get("correlation") == 108 and event["cat"] == "kernel":
             event["name"] = "ncclDevKernel_Broadcast_RING_LL(x)"

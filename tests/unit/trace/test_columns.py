@@ -388,7 +388,7 @@ def test_fields_are_read_by_the_names_of_the_table(directory: Path) -> None:
 
 
 def test_each_column_of_times_says_what_it_holds() -> None:
-    """Another clock changes moments but no durations; a column's name does not tell which it has."""
+    """Another clock changes moments but no durations; a column's name does not tell which it is."""
     tables = [
         table
         for module in (columns, nccl, arrivals)

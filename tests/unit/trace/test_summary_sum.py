@@ -14,7 +14,7 @@ BLOCKS = 100
 
 
 def waits_of(ranks: int, late: int, seed: int) -> WaitedFor:
-    """Returns what a rank waits for ``late``, and by chance for all ranks."""
+    """Returns how long a rank waits for rank ``late``, and, by chance, for each other rank."""
     random = np.random.default_rng(seed)
     block, rank = np.divmod(np.arange(BLOCKS * ranks), ranks)
     waited = random.exponential(5 * MS / ranks, len(rank)).astype(np.int64)

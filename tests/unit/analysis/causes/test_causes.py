@@ -327,7 +327,7 @@ def test_gradients_that_are_averaged_one_by_one_are_named() -> None:
 def test_parameters_that_are_averaged_one_by_one_are_not_called_gradients(
     updates_are_seen: bool,
 ) -> None:
-    """Calls after the update; or nothing tells on which side of the update they are."""
+    """The calls come after the update, or updates are not seen and the calls may be before one."""
 
     def body(script: Script, step: int) -> None:
         script.forward(10.0)

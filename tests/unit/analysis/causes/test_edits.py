@@ -348,7 +348,7 @@ _TEXT = '    net.note = """\n  two\nlines"""\n'
     ],
 )
 def test_lines_of_a_string_are_not_indented_anew(loop: str, text: str) -> None:
-    """Their indentation is a part of the string: only the fix of the catalogue is right."""
+    """To indent a line inside a string would change the string. So no edit of the script is made."""
 
     def fixes(code: str) -> list[str]:
         return [

@@ -41,7 +41,7 @@ def test_a_majority_is_believed_before_a_line_of_a_rank() -> None:
 
 
 def test_branches_for_each_rank_are_no_line_of_one_rank() -> None:
-    """The root and the others always issue the collective at lines of their own."""
+    """Every second collective is issued at one line by the root, and at another by the others."""
     lines = {
         number: ({0: "a.py:3", 1: "a.py:5"} if number % 2 else {0: TRAIN, 1: TRAIN})
         for number in range(20)

@@ -282,7 +282,7 @@ def pairs(slow: str) -> list[Rank]:
 
 @pytest.mark.parametrize("slow", ["pair 0", "pair 1", "gather"])
 def test_a_slow_operation_in_any_group_is_a_bandwidth_anomaly(slow: str) -> None:
-    # Both parts of the gather are 80 kB together.
+    # Even a gather of 80 kB in all, 40 kB of each rank, is large enough.
     assert offline(pairs(slow)) == [(BANDWIDTH, -1, CHANGE, "")]
     ((what, _, step, _),) = live(pairs(slow), _LOOKS)
     assert (what, abs(step - CHANGE) <= 2) == (BANDWIDTH, True)

@@ -111,12 +111,12 @@ def read(directory: Path, text: str | bytes, thread: int = THREAD, is_main: bool
     [
         (f"{MAIN} 3\n{MAIN};f (a b.py:1) 4\n", (7, {"main (train.py:9)": 3, "f (a b.py:1)": 4})),
         (f"{MAIN};f (a.py:1) 4\n{MAIN};f (a.py:7) 5\n", (9, {"f (a.py:7)": 9})),
-        # Only the innermost frame counts: one without a line, and a native one.
+        # Only the innermost frame counts: here a frame without a line, and a native function.
         (f"{MAIN};f (a.py:1);f (a.py:1);<lambda> (a.py) 2\n", (2, {"<lambda> (a.py)": 2})),
         (f"{MAIN};cblas_sgemm 2\n", (2, {"cblas_sgemm": 2})),
-        # A thread outside any function, and one that waits for a collective.
+        # Samples of a thread outside any function, and of one that waits for a collective.
         (f"thread (100): MainThread 5\n{MAIN};w (/x/torch/distributed/c10d.py:3) 6\n", (11, {})),
-        # Other threads; ids of another form or process.
+        # Another thread; then the thread's id in another form, and of another process.
         (f"thread (7): Thread-1;g (b.py:1) 9\n{MAIN} 1\n", (1, {"main (train.py:9)": 1})),
         ("thread (0x7F): MainThread;f (a.py:1) 2\n", (2, {"f (a.py:1)": 2})),
         ('process 9:"p; x";thread (100): T;f (a.py:1) 2\n', (2, {"f (a.py:1)": 2})),

@@ -49,8 +49,9 @@ def test_two_equal_buckets_share_the_link() -> None:
 
 
 def test_buckets_share_the_link_segment_by_segment() -> None:
-    # The small bucket sends pairs of 1 ms segments before the large one's pairs of 10 ms ones:
-    # its last pair is posted when its first has passed, after the large one's first pair.
+    # The small bucket sends two pairs of segments of 1 ms, the large one two pairs of 10 ms. The
+    # small bucket's second pair is queued when its first pair has passed: behind the large bucket's
+    # first pair.
     step = simulate([Bucket(0.0, 0.4 * MB), Bucket(0.0, 4 * MB)], 0.0, 2, LINK)
     assert step.end_s == pytest.approx((0.024, 0.044))
 

@@ -51,7 +51,7 @@ def step(root: Any) -> None:
 
 
 def whole_parameters(group: Any) -> list[torch.Tensor]:
-    """Returns the gathered parameters; since torch 2.15 their gradients have a type of their own."""
+    """Returns the gathered parameters; since torch 2.15 their gradients can have another type."""
     return [one._unsharded_param for one in group.fsdp_params if hasattr(one, "_unsharded_param")]
 
 
