@@ -23,8 +23,8 @@ STEPS = 40
 #: By how many ms the late device is late in each phase: more than half of it in one phase, because
 #: otherwise no phase explains it and no rank is named.
 LATE_MS = {"forward": 15.0, "backward": 9.0}
-#: Collectives per step: one with ``wait()``, one in the compute stream, and one issued by a gradient
-#: hook, as by DDP. One more comes before the first step.
+#: Collectives per step: one with ``wait()``, one in the compute stream, and one that a gradient's
+#: hook issues, as DDP does. One more comes before the first step.
 PER_STEP = 3
 
 

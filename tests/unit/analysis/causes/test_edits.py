@@ -348,7 +348,7 @@ _TEXT = '    net.note = """\n  two\nlines"""\n'
     ],
 )
 def test_lines_of_a_string_are_not_indented_anew(loop: str, text: str) -> None:
-    """To indent a line inside a string would change the string. So no edit of the script is made."""
+    """To indent a line inside a string would change the string. So the script is not edited."""
 
     def fixes(code: str) -> list[str]:
         return [
