@@ -1,4 +1,4 @@
-"""Applies a fix as a report prints it: "# in place of", "# before" and "# delete" FILE:LINE."""
+"""Applies a printed fix: its changes begin "# in place of", "# before" or "# delete" FILE:LINE."""
 
 from __future__ import annotations
 

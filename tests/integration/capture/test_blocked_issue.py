@@ -1,4 +1,4 @@
-"""Time for which the call that issues a collective is blocked is waiting for the collective."""
+"""Time blocked inside the call that issues a collective counts as waiting for the collective."""
 
 from __future__ import annotations
 

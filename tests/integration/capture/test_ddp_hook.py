@@ -28,7 +28,7 @@ def test_attach_checks_pass_on_real_ranks(
 def test_the_hook_gives_the_bits_of_ddp_except_for_views_that_are_kept(
     monkeypatch: pytest.MonkeyPatch, native: str
 ) -> None:
-    """With 3 ranks DDP multiplies by a third, but divides gradients that are in the bucket."""
+    """With 3 ranks, DDP multiplies gradients that it copies by 1/3, but divides views by 3."""
     monkeypatch.setenv("COMMPROF_NATIVE", native)
     for output in run_module("tests.support.ranks.capture.hook_bits", [], 3):
         differing = json.loads(next(line for line in output.splitlines() if line[:1] == "{"))

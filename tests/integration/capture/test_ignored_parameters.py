@@ -1,4 +1,4 @@
-"""Models whose parameters DDP does not all reduce train on under hooks, trials and checks."""
+"""Models with parameters that DDP does not reduce can train under hooks, trials and checks."""
 
 from __future__ import annotations
 

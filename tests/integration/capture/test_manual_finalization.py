@@ -1,4 +1,4 @@
-"""If a script finalises DDP's backward passes itself, the waiting is where it does so."""
+"""If a script finalises DDP's backward passes itself, the waiting is in its finalisation."""
 
 from __future__ import annotations
 

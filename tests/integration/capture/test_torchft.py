@@ -1,4 +1,4 @@
-"""torchft's replicas, each under a torchrun of its own: one report of all, with a killed one."""
+"""torchft's replicas, each under its own torchrun, have one report, also if one was killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that exchange no gradients are told so while they train and in the report."""
+"""Ranks that exchange no gradients: the training prints a line about it, and so does the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report says to change is applied to the job as it is printed: it runs, its cause is gone.
+"""Changes that a report prints are applied to the job's script: it runs, and its cause is gone.
 
 The jobs are those of benchmarks/causes, one or two for each way in which a fix changes a script.
 Jobs whose own lines do not tell the change get the fix of the catalogue: test_pasted_fixes.py runs

@@ -29,7 +29,7 @@ for _ in range(6):
     optimizer.step()
 dist.destroy_process_group()
 """
-#: Replacements for Slurm's commands: one task per node, with its node number, as srun starts it.
+#: Replacements for Slurm's commands: srun starts one task per node, and tells it the node's number.
 COMMANDS = {
     "srun": 'while [ "${1#--}" != "$1" ]; do shift; done\n'
     'for node in 0 1; do SLURM_NODEID=$node "$@" & pids="$pids $!"; done\n'
@@ -39,7 +39,7 @@ COMMANDS = {
 
 
 def submitted(batch: Path, tools: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a batch script with the commands above."""
+    """Runs a batch script with ``COMMANDS`` in place of Slurm's."""
     tools.mkdir()
     python = f'exec "{sys.executable}" "$@"'
     torchrun = f'exec "{sys.executable}" -m torch.distributed.run "$@"'

@@ -31,7 +31,7 @@ def test_help_lists_exactly_the_existing_settings_with_their_defaults() -> None:
             value = value[0] if isinstance(value, tuple) else value
             shown = f"{value:g}" if isinstance(value, float) else str(value)
             assert re.search(rf"\b{field.name}={re.escape(shown)}(?=[, ])", text), field.name
-    # The help shows no option that does not exist.
+    # Each option that the help shows exists.
     start_of, end_of = text.index("Workloads, as"), text.index("options:")
     shown_names = re.findall(r"(\w+)=(?!value)", text[start_of:end_of])
     known = {

@@ -1,4 +1,4 @@
-"""A built-in workload as ranks of torchrun, srun and mpirun: one rank reports; and their checks."""
+"""A built-in workload or a check as ranks of torchrun, srun and mpirun: one rank reports."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_always_on_mode_names_the_rank_whose_device_is_late(tmp_path: Path) -> N
         assert until_last.sum_ns == pytest.approx((start - ready).sum(), rel=0.05, abs=20e6)
         assert transfer.sum_ns == pytest.approx((end - start).sum(), rel=0.05)
     waited = [one.exposed_wait for one in summaries]
-    per_step_ns = sum(LATE_MS.values()) * 1e6  # delays before the wait and before backward's
+    per_step_ns = sum(LATE_MS.values()) * 1e6  # before the waits of forward and of backward
     assert waited[0].count == waited[1].count == STEPS - 1
     assert waited[0].sum_ns / waited[0].count == pytest.approx(per_step_ns, rel=0.1)
     assert waited[1].sum_ns / waited[1].count < 0.1 * per_step_ns

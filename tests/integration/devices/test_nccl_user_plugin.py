@@ -100,7 +100,7 @@ def test_an_older_one_hears_what_its_version_has(
 @pytest.mark.parametrize("version", VERSIONS)
 def test_its_faults_change_nothing(tree: Path, tmp_path: Path, version: int, fault: str) -> None:
     alone, behind, _ = both_logs(tree, tmp_path, version, version, LOGGED_FAULT=fault)
-    if fault == "null":  # without contexts all are one, which is written when it is closed
+    if fault == "null":  # all log into one list, which each finalize() writes
         alone, behind = (sorted("\n".join(blocks).splitlines()) for blocks in (alone, behind))
     assert behind == alone
 

@@ -170,7 +170,8 @@ def test_metrics_match_the_late_rank_and_compression_of_the_job(watched: Watched
     (late,) = watched.answers['commprof_late_rank{instance=~".+"} == 1']
     assert late["metric"]["rank"] == "2"
     (cost,) = watched.answers['commprof_late_rank_wait_seconds{instance=~".+"}']
-    assert 0.002 < float(cost["value"][1]) < 0.1  # 30 ms, less delays of other ranks on a busy host
+    # 30 ms, minus the delays of other ranks on a busy host
+    assert 0.002 < float(cost["value"][1]) < 0.1
     ratio = watched.answers[
         'sum by (rank) (rate(commprof_gradient_plain_bytes_total{instance=~".+"}[1m])) / '
         'sum by (rank) (rate(commprof_gradient_sent_bytes_total{instance=~".+"}[1m]))'

@@ -47,7 +47,7 @@ class Case(NamedTuple):
     #: Names of the lines of the rank at fault and of the ranks that wait for it.
     odd: str
     others: str
-    #: Line of the rank at fault in its dump, if it has nothing pending there: its last call.
+    #: Line of the last call in the dump of the rank at fault, if nothing is pending in this dump.
     last: str = ""
     #: Rank at fault, if only one can be.
     guilty: int | None = None

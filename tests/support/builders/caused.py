@@ -55,7 +55,7 @@ class Script:
     """One rank's script: each method moves the clock, which counts in ms."""
 
     def __init__(self, rank: Rank, meeting: Meeting, meets: bool = False) -> None:
-        """``meets``: every collective begins when the last rank has come."""
+        """``meets``: every collective begins when the last rank has issued it."""
         self.rank, self.now_ms, self._meeting, self._meets = rank, 0.0, meeting, meets
         self.passes = self._seq = 0
         #: Length of each step in ms.
@@ -98,7 +98,7 @@ class Script:
             self.rank.stack(op_id, 1)
 
     def meet(self, ms: float, size: int = 4_000_000) -> None:
-        """An exchange of ``ms`` that begins when the last rank has come."""
+        """An exchange of ``ms`` that begins when the last rank has issued it."""
         self._seq += 1
         begin = self._now
         self.now_ms = self._meeting.latest(self.rank.rank, self.now_ms) + ms
@@ -225,7 +225,7 @@ def causes_of(
         models: number of DDP models.
         log: DDP's log of each model, in addition to ``LOG``.
         about: changes of the run's context.
-        meets: every collective begins when the last rank has come.
+        meets: every collective begins when the last rank has issued it.
         fewer: by rank, how many steps it makes fewer than ``steps``.
         metadata: further metadata of every rank's trace.
     """

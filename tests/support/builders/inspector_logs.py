@@ -258,7 +258,7 @@ def _about(
 
 
 def _operation(record: Written) -> str:
-    """Returns the record's member of the line's object, as JSON."""
+    """Returns a record as a member of its line's JSON object."""
     ranks = len(record.group.members)
     time_us = int(record.time_us)  # cut off, as the plugin does
     is_message = record.peer >= 0

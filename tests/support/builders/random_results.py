@@ -128,7 +128,7 @@ def _finished(
 def _shown_world(
     random: np.random.Generator, ranks: int, ms: dict[str, Any], stalls: tuple[Any, ...]
 ) -> WorldResult:
-    """Figures of the same steps, stalled ones included, and of a world size's optional parts."""
+    """The world size as reported: means of all steps, stalled ones included, and optional parts."""
     exposed = float(ms["exposed"].mean())
     no_core = random.choice([math.nan, 0.0, exposed * random.uniform(0, 0.5)])
     split = {

@@ -386,16 +386,16 @@ _OF_A_JOB = 8
 
 
 class Cases:
-    """Draws jobs, removes parts, and finds what is said that rests on them."""
+    """Draws jobs, removes parts of recordings, and finds statements that rest on removed parts."""
 
     def __init__(self, folder: Path) -> None:
-        """``folder``: for the recordings; an empty one."""
+        """``folder``: an empty folder for the recordings."""
         self._folder = folder
         self._job = -1
         self._whole: Shown | None = None
 
     def complaints(self, seed: int) -> tuple[Drawn, list[str]]:
-        """Draws the case of a seed; returns it with all complaints about what is said of it."""
+        """Draws the case of a seed; returns it and all complaints about statements on it."""
         job = _times(random.Random(seed // _OF_A_JOB))
         kind = random.Random(seed // _OF_A_JOB).choice(("own", "device", "host"))
         case, draw = Drawn(seed, kind), random.Random(seed)

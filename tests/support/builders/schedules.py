@@ -71,7 +71,7 @@ def profile(
     hooks: tuple[HookCost, ...] = (),
     **values: Any,
 ) -> MachineProfile:
-    """Returns a profile of one link class with this curve."""
+    """Returns a profile of one link class; ``values`` are those of ``curve``."""
     links = {link: LinkProfile({"all_reduce": curve(**values)}, bytes_per_s, latency_s)}
     return MachineProfile(links, {hook.label: hook for hook in hooks}, ("by hand",))
 

@@ -19,7 +19,7 @@ from tests.support.builders.schedules import profile
 from tests.support.builders.traces import MS, Rank, world_run
 
 MB = 1_000_000
-#: The rate at which the curve of the profile passes 1 MB in 10 ms.
+#: Bytes per second of the link in the profile: 1 MB takes 10 ms.
 RATE = MB / 0.010
 STEP_MS = 96
 FLOAT = 1

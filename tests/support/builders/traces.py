@@ -269,7 +269,7 @@ class GrowingRun:
             self.paths[number].write_bytes(trace_bytes.trace(*groups, **rank.metadata))
 
     def until(self, now_ns: int, *ranks: int) -> None:
-        """Writes one more block, with the records of these ranks, or of all, before a time."""
+        """Adds one block to the traces of these ranks, or of all: new records before ``now_ns``."""
         for number in ranks or self.ranks:
             records = self._records[number]
             count = int(np.searchsorted(records["timestamp_ns"], now_ns))

@@ -55,7 +55,10 @@ def import_commprof() -> None:
 
 
 def forget_other_capture(environment: Mapping[str, str]) -> None:
-    """Lets commprof be imported again if this environment chooses the other capture."""
+    """Lets commprof be imported again if ``environment`` and this process choose another capture.
+
+    The captures are the native one and that in Python.
+    """
     if environment.get(variables.NATIVE) != os.environ.get(variables.NATIVE):
         _forget_commprof()
 
@@ -87,7 +90,8 @@ def freeze() -> None:
     for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
         finalizer.atexit = False
     libc = ctypes.CDLL(None)
-    # Instead of the destructors of loaded libraries. The last that is registered runs first.
+    # Exit functions run in reverse order: first fflush, then _exit, so that destructors of the
+    # libraries that are loaded already do not run.
     libc.on_exit(libc._exit, None)
     libc.__cxa_atexit(libc.fflush, None, None)
 

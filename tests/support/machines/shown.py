@@ -106,7 +106,7 @@ def only_reads(line: str) -> bool:
 
 
 def read_in_scene(line: str, here: Path) -> bool:
-    """Runs such a line in this process; returns True if it ended as expected."""
+    """Runs a line that only reads in this process; returns True if it ended as expected."""
     given = re.sub(r" > \S+$", "", line)
     given = re.sub(r"/shared/(\w+)", lambda match: shlex.quote(f"{here}/{match[1]}"), given)
     given = re.sub(r"(?<= )-o (?=\S)", "--force -o ", given)

@@ -29,5 +29,5 @@ class Alone(Ddp):
 
 
 def alone(trainee: Trainee, shard: Shard, lr_scale: float = 1.0, **options: Any) -> Training:
-    """Returns the trainee with these training options, under that strategy."""
+    """Returns the trainee with these training options, under the strategy ``Alone``."""
     return Training(trainee, Alone(), TrainingOptions(**options), shard, lr_scale)

@@ -1,7 +1,7 @@
 """Deletes the microbenchmark's call, with the last reference to a group, while a call is pending.
 
-The group is that of rank 0 of two ranks, which are threads of this process. Its destructor waits
-for the pending all-reduce, which needs rank 1's thread, and with it the GIL.
+The two ranks are threads of this process, and the group is that of rank 0. The group's destructor
+waits for the pending all-reduce, which needs rank 1's thread, and so the GIL.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def dies() -> None:
 
 
 class Copies:
-    """Check for models in sync, of a model that rank 1 changes."""
+    """The check that models are in sync, for a model that rank 1 changes."""
 
     NAME = "copies"
 

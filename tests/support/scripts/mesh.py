@@ -1,4 +1,4 @@
-"""A script with four ranks in a mesh of two by two, of which one has a slow forward pass.
+"""A script with four ranks in a mesh of two by two; one rank has a slow forward pass.
 
 ``python -m tests.support.scripts.mesh DIRECTORY LATE``
 """

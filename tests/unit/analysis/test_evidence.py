@@ -170,7 +170,7 @@ def of_half_steps(rank: int, steps: int, mark: str, slow_from: int = 10**9) -> l
 def test_repeating_calls_are_no_steps_in_which_a_rank_is_late(
     tmp_path: Path, mark: str, named: int | None
 ) -> None:
-    """Two calls of a step are late together, so that each of them tells nothing of its own."""
+    """Two calls of a step are late together: they are one piece of evidence, not two."""
     ranks = [document(of_half_steps(rank, 12, mark), rank) for rank in range(2)]
     result, found, made = shown(write(tmp_path / "job", ranks))
     (measured,) = result.worlds

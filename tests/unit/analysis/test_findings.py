@@ -21,7 +21,7 @@ ABOUT: dict[str, Any] = {
     "nodes": 1,
 }
 #: 4 ranks on one core, of which one left no trace; of 30 ms exposed, 15 are not split, and for 12
-#: of them the ranks had no core; 7 of 7 measured steps but one, which stalled.
+#: of them the ranks had no core; 7 measured steps, of which one stalled.
 LIMITED = world(
     4,
     steps=9,

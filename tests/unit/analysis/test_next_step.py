@@ -239,7 +239,7 @@ def test_calls_too_small_to_compress_get_no_trial() -> None:
 
 
 def test_a_line_is_named_for_no_more_small_calls_than_it_issued() -> None:
-    """Lightning's Trainer: a flag before each batch, then DDP's two broadcasts of buffers."""
+    """Lightning's Trainer sends a flag before each batch; then DDP broadcasts buffers twice."""
     flag = (("trainer.py:9 flag", 20), ("model.py:5 forward", 20))
     rows = (
         tiny(op="broadcast", calls=40, calls_per_step=2.0, callers=flag),
@@ -337,7 +337,7 @@ def of_own_hooks(rank: Rank) -> None:
 def test_no_trial_is_advised_where_none_can_take_place(
     of: Callable[[Rank], Any], exchanges: str
 ) -> None:
-    """DeepSpeed, fairscale and loops of their own make no DDP model; hooks take its place."""
+    """DeepSpeed, fairscale and some loops make no DDP model: hooks reduce the gradients."""
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank in ranks:
         for step in range(4):

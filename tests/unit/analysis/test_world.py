@@ -109,7 +109,8 @@ def test_steps_are_as_long_as_on_the_slowest_rank() -> None:
         second.step(begin * MS, end * MS)
     result = analyse_world(world_run([first, second]))
     assert result is not None
-    # After the first: 109, 100, 109, 100 on the slower rank; 400 and 405 in all.
+    # After the first step, the slower rank's times are 109, 100, 109 and 100 ms. These four steps
+    # take 400 ms on rank 0 and 405 ms on rank 1.
     assert result.timing.step_median_ms == 104.5
     assert result.training.samples_per_s == pytest.approx(2 * 4 * 10 / 0.405)
 

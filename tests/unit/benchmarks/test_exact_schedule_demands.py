@@ -1,4 +1,4 @@
-"""The demands on exact schedules: a true name is right, also where two ranks are late in turn."""
+"""The demands on exact schedules: naming a late rank is right, also if two are late in turn."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class NVMLError(Exception):
 
 
 def stand_in(**changes: Any) -> ModuleType:
-    """Returns a fake ``pynvml``: one GPU, half busy, whose clock heat and power limits reduce."""
+    """Returns a fake ``pynvml``: one GPU, half busy; heat and power limits reduce its clock."""
     nvml = ModuleType("pynvml")
     clocks = iter([1980, 1200] * 1000)
 

@@ -1,4 +1,4 @@
-"""The text file of a hang: a line for each rank of a few, and for each state of many."""
+"""The text file of a hang: of few ranks a line for each rank, of many one for each state."""
 
 from __future__ import annotations
 

@@ -432,7 +432,7 @@ def test_a_cut_file_keeps_the_last_figures_and_is_named(
     assert len(state.ranks) == 12
     assert [host.problem != "" for host in state.hosts] == [True, False]
     assert "cannot be read: it ends within a line" in state.hosts[0].problem
-    # A reader that never saw a sound file knows nothing of that host, and all of the others.
+    # A reader that never saw a sound file of a host knows nothing of it, but all of other hosts.
     (damaged, sound) = HostSummaries(tmp_path).look()
     assert damaged.summary is None
     assert damaged.missing

@@ -104,7 +104,7 @@ def test_the_rank_that_differs_from_its_own_earlier_steps_is_accused() -> None:
 
 
 def test_a_mismatch_is_known_before_all_ranks_have_issued_the_collective() -> None:
-    """Rank 2 never issues it: the ranks that differ are the cause, not rank 2's absence."""
+    """Rank 2 issues no collective: ranks 0 and 1, which differ, are the cause, not its absence."""
     made = job([EVEN, ODD, EVEN])
     late = Rank(2, 3, dtypes=DTYPES)
     for step in range(3):

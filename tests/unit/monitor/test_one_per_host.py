@@ -22,7 +22,7 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chosen(job: Path, name: str, ranks: int, value: str | None = None) -> list[int]:
-    """Returns the ranks that start a monitor; the variable is ``value``, or each rank's number."""
+    """Returns the ranks that start a monitor if variable ``name`` is ``value`` or the own rank."""
     found = []
     for rank in range(ranks):
         os.environ[name] = str(rank) if value is None else value

@@ -127,7 +127,7 @@ def test_ranks_with_mismatched_operations_are_named(
 
 
 def gloo(*entries: dict[str, Any]) -> dict[str, Any]:
-    """Returns a dump of gloo, which names no ranks of groups; lines are those of the entries."""
+    """Returns a dump of gloo, which names no ranks of groups; each entry has a line of its own."""
     frames = [
         {"name": "step", "filename": "/home/me/train.py", "line": 10 + one["op_id"]}
         for one in entries

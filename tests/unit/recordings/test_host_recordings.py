@@ -64,7 +64,7 @@ def in_flight(begin_us: float, end_us: float) -> list[Event]:
 @pytest.mark.parametrize(
     ("events", "waits_us"),
     [
-        # Tensor parallelism: an operator dispatches to Python, which waits and calls it again.
+        # Tensor parallelism: an operator dispatches to Python, which waits and calls the operator.
         (
             [
                 operator("aten::linear", 200, 900),
@@ -124,7 +124,7 @@ def test_an_operator_that_waits_for_a_collective_does_not_hide_it(
 def test_issuing_is_work_unless_the_operator_returns_only_when_its_collective_is_complete(
     tmp_path: Path,
 ) -> None:
-    """``monitored_barrier`` exchanges messages meanwhile, and is one call."""
+    """``monitored_barrier`` exchanges messages inside the issuing operator; it is one call."""
     of_step = [
         operator("aten::mm", 0, 100),
         operator("c10d::monitored_barrier_", 100, 400, **shapes([0], None)),
@@ -537,7 +537,7 @@ def test_what_follows_a_collective_on_gloos_thread_is_not_its_transfer(tmp_path:
 def test_steps_in_which_ranks_recorded_other_collectives_match_none(
     tmp_path: Path, marked: bool
 ) -> None:
-    """torch.profiler leaves out what threads without it issue: here others on each rank.
+    """torch.profiler leaves out calls of threads that it does not follow: others on each rank.
 
     Steps are marked, or those from one update of the optimizer to the next.
     """

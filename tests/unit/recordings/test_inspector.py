@@ -566,7 +566,7 @@ def test_time_in_operations_is_whole_where_records_are_lost(tmp_path: Path) -> N
 def test_time_outside_of_operations_is_what_the_late_ones_work_longer(
     tmp_path: Path, lost: float
 ) -> None:
-    """Messages, broadcasts and collectives together leave to each process what it worked."""
+    """Time that is in no message, broadcast or collective is what each process worked."""
     late_us = {3: 2500.0, 12: 800.0}
     job = simulate(2, 4, 2, steps=200, late_us=late_us, lost=lost, rooted=True, seed=11)
     job.write(tmp_path)

@@ -127,7 +127,7 @@ def test_a_recording_states_what_it_holds(tmp_path: Path, said: bool) -> None:
 def test_calls_of_unknown_size_are_not_taken_for_scalars(
     tmp_path: Path, sizes_from_us: float
 ) -> None:
-    """As in old traces, and of kernels of inference servers, which do not tell sizes.
+    """Old traces, and those of inference servers' kernels, do not tell the sizes of calls.
 
     Calls before the first step are in no figure of a step.
     """

@@ -259,7 +259,7 @@ def test_warnings_between_rows_and_a_log_that_ends_within_a_row(tmp_path: Path) 
 
 @pytest.mark.parametrize("ranks", [8, 16])
 def test_a_lost_line_of_a_rank_is_found(tmp_path: Path, ranks: int) -> None:
-    """Rank numbers and busbw / algbw tell the ranks; a lost host cannot be told."""
+    """The number of ranks follows from rank numbers and busbw / algbw; a lost host is not seen."""
     listed = devices(ranks).splitlines(keepends=True)
     for lost in (0, 3):
         kept = "".join(line for at, line in enumerate(listed) if at != lost)
@@ -548,7 +548,7 @@ def test_version_1_shows_bytes_and_milliseconds(tmp_path: Path) -> None:
 
 
 def test_busbw_before_2_9_tells_no_number_of_ranks(tmp_path: Path) -> None:
-    """The factor (n - 1) / n was then within algbw of all_gather."""
+    """Before 2.9, all_gather's algbw already had the factor (n - 1) / n."""
     text = head(devices(8), "all_gather_perf") + table(8, op="broadcast")
     assert (log_of(tmp_path, text).ranks, log_of(tmp_path, text).remarks) == (8, ())
 

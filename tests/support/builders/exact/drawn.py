@@ -160,7 +160,7 @@ def _fsdp2(draw: _Draw) -> Job:
         return len(calls) - 1
 
     def gathered(phase: Phase, work: float) -> list[tuple[Op, float]]:
-        """Returns all layers of one phase, with the scattering of gradients in backward."""
+        """Returns the operations of all layers in one phase; backward also scatters gradients."""
         gathers = [call("all_gather_into_tensor") for _ in range(layers)]
         ops, scattering = [(Op(ISSUE, phase, gathers[0]), 0.0)], -1
         for layer in range(layers):

@@ -33,7 +33,7 @@ class Op(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """A collective that each of some groups runs once in every step, or a message."""
+    """A collective, or a message, that each of the groups runs once in every step."""
 
     #: c10d's name; "send" for a message from the first rank of each group to its second.
     op: str
@@ -74,7 +74,7 @@ class Job:
     wire_ns: dict[int, Ints]
     #: Time in ns until a rank sees the end of a call, ``[step, rank]``, by index of the call.
     seen_after_ns: dict[int, Ints]
-    #: Time in ns in which DDP copies a bucket back.
+    #: Time in ns that DDP takes to copy a bucket back.
     copy_ns: int = 0
     #: Time in ns for which the process is stopped at the begin of a WORK, in addition to its
     #: ``work_ns``; indexed like ``work_ns``.

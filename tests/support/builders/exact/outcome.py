@@ -22,7 +22,7 @@ from tests.support.builders.traces import world_run
 class Outcome:
     """What the analysis says of a job, and how far it is from the truth."""
 
-    #: The rank that is named late and its cause; None if none is.
+    #: The rank that is named late, and its cause; None if no rank is named.
     rank: int | None
     cause: str | None
     #: Largest errors as fractions of the step. ``cost_error``: of the waiting that one rank caused

@@ -321,7 +321,7 @@ def watchers_environment(place: Path) -> dict[str, str]:
 
 
 def await_watchers(traces: Path, ranks: Sequence[int]) -> bool:
-    """True if the endpoint listens and the watchdog runs before all these processes have ended."""
+    """Waits until the endpoint listens and the watchdog runs; False if all ranks end before."""
     limit = time.monotonic() + _START_S
     listened = watched = False
     while not (listened and watched):

@@ -146,7 +146,7 @@ def disagreement_is_told(directory: Path) -> None:
 
 
 def headers_disagree(directory: Path) -> None:
-    """If ranks differ later, the first bucket reports that on all ranks."""
+    """If ranks' states come to differ after some steps, the next bucket fails on all ranks."""
     ddp, compressor = make(), compressors.int8()
     attachment = commprof.attach(ddp, hook=compressor)
     train(ddp, range(2))

@@ -79,7 +79,7 @@ def own_connections(directory: Path) -> None:
 
 
 def off_on_one_rank(directory: Path) -> None:
-    """If one rank switches them off, all ranks use the group, without a message."""
+    """If one rank switches own connections off, all ranks use the group, without a message."""
     if dist.get_rank() == 1:
         os.environ[variables.SOCKETS] = "off"
     with warnings.catch_warnings():
@@ -215,7 +215,7 @@ def one_stands_still(directory: Path) -> None:
 
 
 def stopped_while_it_waits(directory: Path) -> None:
-    """A compressor that is stopped while it waits for a rank ends, and so does backward."""
+    """If a compressor is stopped while it waits for a rank, its wait and backward end."""
     ddp, compressor = make(), compressors.int8()
     with attached(ddp, compressor):
         train(ddp, range(2))

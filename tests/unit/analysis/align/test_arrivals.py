@@ -100,7 +100,7 @@ def test_two_sends_are_not_matched_as_a_message() -> None:
 
 
 def test_a_send_and_a_receive_of_different_size_are_not_matched() -> None:
-    # This happens when tags are used to receive in another order than was sent.
+    # With tags, messages can be received in another order than they were sent.
     first, second = Rank(0, 2), Rank(1, 2)
     for seq, size in enumerate((8, 16, 4)):
         message(first, 1, seq, 10 + seq, "send", size)

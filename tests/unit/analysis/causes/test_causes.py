@@ -568,7 +568,7 @@ def test_garbage_that_ranks_collect_in_turns_is_named(every: int, times: int) ->
 
 
 def test_a_collection_after_the_job_s_begin_is_not_in_turns() -> None:
-    """Each rank collects once, for long, as after a compilation."""
+    """Each rank collects garbage once, for long, as after a compilation."""
 
     def body(script: Script, step: int) -> None:
         trained(script)

@@ -104,7 +104,7 @@ def test_pickled_objects_are_no_batches() -> None:
     assert set(found) == {"pickled-objects", "rank-busier"}
     fix = found["pickled-objects"].fix
     assert "torch.distributed.broadcast_object_list(YOUR_OBJECTS, src=0)" in fix
-    assert "loss" not in fix  # half a megabyte are no three numbers
+    assert "loss" not in fix  # three numbers would not take half a megabyte
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_calls_of_layers_are_not_joined_if_forward_was_not_seen() -> None:
 
 
 def staged(micro: int, slower_ms: float, script: Script, step: int) -> None:
-    """A stage of two: 10 ms of forward and 20 ms of backward; the second may take longer."""
+    """One of two stages: 10 ms of forward and 20 ms of backward; the second stage may be slower."""
     last = script.rank.rank == 1
     longer_ms = slower_ms * last
     waits_ms = (30.0 + slower_ms * (not last)) / micro

@@ -33,8 +33,8 @@ def delay_ms(larger: bool, threads: int = 1, bytes_remain: bool = False) -> floa
 
 
 def test_calls_in_progress_share_the_delay_by_their_bytes() -> None:
-    # The larger bucket is done after 1 ms and the smaller one after 2 ms of the 14 ms in which
-    # both wait for the end of the reading: all of their bytes are exchanged in it.
+    # The delay was read for 14 ms. In these, the larger bucket is done after 1 ms and the smaller
+    # one after 2 ms: so all of their bytes count.
     assert delay_ms(larger=True) == pytest.approx(3.0, abs=0.01)
     assert delay_ms(larger=False) == pytest.approx(1.0, abs=0.01)
 

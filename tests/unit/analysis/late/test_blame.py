@@ -1,4 +1,4 @@
-"""Checks where waiting began and what that rank did then, in simulated jobs of known cause."""
+"""Checks the rank at which waiting began, and its cause, in simulated jobs of known cause."""
 
 from __future__ import annotations
 

@@ -365,7 +365,7 @@ def test_a_late_rank_in_few_correlated_steps_is_not_named() -> None:
 
 
 def in_pairs(waited: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-    """Returns the waiting by waiting rank, if only the other rank of a pair waits for a rank."""
+    """Returns the waiting by waiting rank, if each rank is waited for only by its pair's other."""
     by_waiting = np.zeros((waited.shape[1], waited.shape[1]))
     for rank, caused in enumerate(waited.sum(axis=0)):
         by_waiting[rank ^ 1, rank] = caused
@@ -403,7 +403,7 @@ def test_so_many_steps_are_enough_to_name_a_rank(ranks: int, steps: int) -> None
 
 
 def of_few_steps(longer_ns: np.ndarray) -> LateRank | None:  # type: ignore[type-arg]
-    """Returns the late rank of ranks that take ``[rank, step]`` longer."""
+    """Returns the late rank if ranks take ``longer_ns[rank, step]`` longer."""
     waited = longer_ns.max(axis=0) - longer_ns
     last = longer_ns.argmax(axis=0)
     waited_for, by_waiting = np.zeros(longer_ns.T.shape), np.zeros(2 * (len(longer_ns),))

@@ -12,13 +12,13 @@ from commprof.analysis.step.meetings import SharedCalls, Stretch, Wait
 from commprof.trace import columns
 from tests.support.builders.traces import MS, Rank
 
-#: Begin of the time that is compared, standing that does not count, and end, in ms.
+#: In ms: begin of a compared stretch; begin and end of the standing, which does not count; end.
 Times = tuple[float, float, float, float]
 NEVER = (0, 0, 0)
 
 
 def compared(ranks: list[Rank], seq: int, stood_ms: float) -> tuple[Times, Times]:
-    """Returns the time of rank 0, which waits, and of rank 1, which is late to collective `seq`."""
+    """Returns the stretches of rank 0, which waits, and rank 1, which is late for call `seq`."""
     traces = [rank.trace() for rank in ranks]
     tables = [columns.collectives(trace) for trace in traces]
     arrivals = match_arrivals(match(traces, tables), traces, tables)

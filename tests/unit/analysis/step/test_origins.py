@@ -60,7 +60,7 @@ def _step_ended(rank: Rank, step: Program, left: list[float | str], began: int, 
 
 
 def caused_ms(ranks: list[Rank]) -> list[float]:
-    """Returns, per rank, the waiting that began there in all steps but the first."""
+    """Returns the waiting that began at each rank, in all steps but the first."""
     seen = measured_world(world_run(ranks))
     assert seen is not None
     total = np.sum([part.waited_for_ns[1:].sum(axis=0) for part in seen.parts], axis=0)

@@ -14,7 +14,7 @@ from commprof.workloads.loop import overhead_states
 
 
 def turns(times: list[float], on: float, lot: str = "") -> list[tuple[str, float, float]]:
-    """Overhead block of the training loop; with capture, both times are ``on`` times as long."""
+    """Samples of an overhead block; with capture, both times of each are ``on`` times as long."""
     labels = overhead_states(len(times), lot)
     found = [(x, t * on if x == "on" else t) for x, t in zip(labels, times, strict=True)]
     return [(label, time, time / 2) for label, time in found]

@@ -180,7 +180,7 @@ def test_the_processor_share_of_crowded_ranks_is_taken_from_uncrowded_runs() -> 
 
 
 def test_compute_time_is_split_into_fixed_and_per_sample_parts() -> None:
-    # 20 ms at 8 samples and 12 at 4: 4 ms and 2 per sample.
+    # 20 ms at 8 samples and 12 at 4: 4 ms plus 2 ms per sample.
     small = schedule(backward_end_ms=12, batch=StepBatch(4.0, 10, "strong"))
     runs = [RecordedJob("", each, ()) for each in (schedule(), small)]
     assert compute_by_batch(runs, schedule()) == pytest.approx((0.004, 0.002))

@@ -440,7 +440,7 @@ def test_the_checked_run_s_batch_is_left_out_of_the_compute_fit() -> None:
         )
         return RecordedJob(f"{ranks}", made, (), "RUN")
 
-    # 4 ms and 2 per sample; the last one takes 30 ms instead of 8.
+    # 4 ms plus 2 ms per sample; the last run takes 30 ms instead of 8.
     recorded = [strong(1, 16, 36), strong(2, 8, 20), strong(8, 2, 30)]
     base, other = recorded[1].schedule, recorded[2]
     made = Replay(base, profile(), compute_by_batch(recorded, base))

@@ -137,7 +137,7 @@ def test_strong_scaling_needs_runs_with_two_batch_sizes() -> None:
     scenario = Scenario(4, scaling="strong")
     with pytest.raises(CommprofError, match="--scaling strong"):
         replay().predict(scenario)
-    # 4 ms and 2 ms per sample: 20 ms at 8 samples, 12 ms at 4.
+    # 4 ms plus 2 ms per sample: 20 ms at 8 samples, 12 ms at 4.
     made = Replay(schedule(bytes_=(1, 1)), profile(), compute_by_batch=(0.004, 0.002))
     found = made.predict(scenario)
     assert found.step_s.value == pytest.approx(0.012, rel=1e-3)

@@ -54,7 +54,7 @@ def in_buckets(ddp: DistributedDataParallel) -> set[int]:
     [
         ([], ["scale", "table.weight", "rows.weight", "mlp.weight", "mlp.bias"]),
         (["mlp.weight", "mlp.bias"], ["scale", "table.weight", "rows.weight"]),
-        # DDP reduces a shared weight that is ignored under one of its names only.
+        # DDP reduces a shared weight if only one of its names is ignored.
         (["table.weight"], ["scale", "table.weight", "rows.weight", "mlp.weight", "mlp.bias"]),
         (["table.weight", "tied.weight"], ["scale", "rows.weight", "mlp.weight", "mlp.bias"]),
         # DDP reduces a parameter of the outermost module although it is ignored.

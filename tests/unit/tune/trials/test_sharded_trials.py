@@ -173,7 +173,8 @@ def test_an_exception_in_a_step_restores_the_model_s_settings_and_weights() -> N
     with pytest.raises(RuntimeError):
         root(torch.ones(2, 15))
     trial.capture_ends()
-    # Torch asks scripts that go on to do this; with older versions they can only reshard.
+    # Torch asks scripts that continue after an error to call this. With older versions they can
+    # only reshard.
     if hasattr(root, "reset_iter_state"):
         root.reset_iter_state()
     else:
