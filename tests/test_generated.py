@@ -1,4 +1,4 @@
-"""The committed files that are generated say what their sources say."""
+"""The committed generated files are what the generators make of the present sources."""
 
 from __future__ import annotations
 

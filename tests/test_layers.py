@@ -436,5 +436,5 @@ def test_results_have_few_fields_or_groups_of_them() -> None:
 
 
 def test_public_names_of_classes_are_unique() -> None:
-    """But for the callback, which has the same name for each training framework."""
+    """Except for the callback: it has the same name for each training framework."""
     assert repeated_classes() == ["CommprofCallback"]

@@ -245,7 +245,7 @@ with commprof.profile(sys.argv[1], mode="always-on") as profiler:
 @pytest.mark.slow
 @pytest.mark.measures
 def test_the_summary_of_a_killed_process_lacks_at_most_the_last_1200_ms(tmp_path: Path) -> None:
-    """Only time makes the process write its summary; it prints the end of each step."""
+    """The process writes its summary only as time passes; it prints the end of each step."""
     with start("-c", RECORDED_TO_THE_END, str(tmp_path)) as victim:
         assert victim.stdout is not None
         said = [int(victim.stdout.readline())]

@@ -1,4 +1,4 @@
-"""Where several of torch's parts meet: training keeps its bits, and every call is counted."""
+"""Jobs that combine several parts of torch: training keeps its bits, and every call is counted."""
 
 from __future__ import annotations
 

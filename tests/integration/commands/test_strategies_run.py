@@ -235,7 +235,7 @@ def test_four_passes_per_update_take_a_quarter_of_the_synchronisations(
 ) -> None:
     # The same samples per update, in passes of a quarter of them.
     parts = trained(base, accumulate=4, batch_size=4)
-    # As many passes and samples, with a quarter of the updates.
+    # The same number of passes and samples, with a quarter of the updates.
     once, fourth = (
         trained(base, steps=12, batch_size=4),
         trained(base, accumulate=4, steps=3, batch_size=4),

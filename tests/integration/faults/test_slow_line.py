@@ -1,4 +1,4 @@
-"""The slow line and function of a real rank, which sleeps there, are named."""
+"""The line and the function in which a real rank sleeps are named as slow."""
 
 from __future__ import annotations
 

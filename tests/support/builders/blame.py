@@ -255,7 +255,7 @@ def _parameter_server(draw: _Draw) -> Job:
 
 
 def _batch_norm(draw: _Draw) -> Job:
-    """A job with DDP's broadcast of buffers before each forward, whose root loads data late."""
+    """A job in which DDP broadcasts buffers before each forward; their root loads data late."""
     root, late = 0, draw.late_ms
 
     def program(step: int, rank: int) -> Program:

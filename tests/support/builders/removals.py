@@ -130,7 +130,7 @@ def _schedule(job: _Times, rank: int, step: int) -> dict[str, int]:
 
 
 def own_ranks(job: _Times) -> list[Rank]:
-    """Returns commprof's own traces: two DDP buckets per step, and its wait for both."""
+    """Returns commprof's own traces: two DDP buckets per step, and DDP's wait for both."""
     found = [Rank(rank, job.ranks) for rank in range(job.ranks)]
     for rank in found:
         for step in range(_STEPS):
@@ -381,7 +381,7 @@ _OF_OWN: tuple[Removal, ...] = (
 # Cases
 
 
-#: Seeds that share a job, whose whole recording is then analysed once.
+#: How many seeds share a job, so that the job's whole recording is analysed only once for them.
 _OF_A_JOB = 8
 
 
@@ -447,7 +447,7 @@ def _write(folder: Path, known: dict[int, Any], ranks: int, kind: str) -> None:
 
 
 def complaints(case: Drawn, whole: Shown, rest: Shown) -> Iterator[str]:
-    """Yields what is said about the rest of a recording and rests on what was removed."""
+    """Yields statements about the remaining recording that need the removed part."""
     if rest.world is None or whole.world is None:
         return
     yield from _claims(whole, rest)

@@ -175,7 +175,7 @@ class Rank:
         self._add(Kind.BUCKET_END, ends[-1], **same)
 
     def clock(self, at: int, offset: int, error: int) -> None:
-        """Adds a comparison with rank 0's clock, which is ahead by `offset`, +- `error`."""
+        """Adds a comparison of clocks: rank 0's clock is ahead by `offset`, known to +- `error`."""
         value = offset % 2**64  # two's complement
         self._add(Kind.CLOCK, at, value=value, bytes_in=error, bytes_out=2 * error)
 

@@ -526,7 +526,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   m.def("use_stream", [](int64_t stream) { Guard::current[0] = stream; });
   m.def("current_stream", [] { return Guard::current[0]; });
-  // Time at which a new event on the stream passes; a wait for such an event.
+  // Time at which a new event on the stream passes, and a stream's wait for an
+  // event that passes at a given time.
   m.def("reached", [](int64_t stream) {
     const std::lock_guard<std::mutex> lock(sim().mutex);
     return sim().reached(stream);

@@ -24,7 +24,8 @@ from tests.support.machines.becoming import take_over
 _MOST_BYTES = 1 << 20
 _MOST_FDS = 8
 _HIGH_FD = 200
-#: Start of multiprocessing's Pythons, except the resource tracker, which needs no torch.
+#: Code with which multiprocessing starts Pythons; not that of its resource tracker, which needs no
+#: torch.
 _OF_MULTIPROCESSING = re.compile(r"from multiprocessing\.(forkserver|spawn) import")
 
 

@@ -14,7 +14,7 @@ from commprof.workloads.training import Training
 
 
 class Alone(Ddp):
-    """Strategy with the bare model, which notes the passes that would have synchronised."""
+    """Strategy that does not wrap the model; notes for each pass if DDP would synchronise it."""
 
     def __init__(self, options: Any = None) -> None:
         super().__init__()

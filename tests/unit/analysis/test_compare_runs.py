@@ -91,7 +91,7 @@ def test_independent_steps_of_a_long_run_are_estimated_from_the_compared_steps(c
 
 
 def test_with_too_few_cores_parts_are_significant_only_if_the_step_is() -> None:
-    """Other load on the machine differs between two equal runs, and so do all parts."""
+    """Other load on the machine makes all parts of the step differ between two equal runs."""
     wave = np.arange(30) % 7
 
     def compared(share: float, longer: float) -> RunComparison:

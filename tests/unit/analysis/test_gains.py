@@ -310,7 +310,7 @@ def test_collectives_that_no_thread_waits_for_do_not_delay_replayed_steps() -> N
 def test_a_collective_awaited_after_its_backward_pass_does_not_delay_that_pass(
     waited: bool,
 ) -> None:
-    """As with a script's own gradient hooks, whose handles it waits for later."""
+    """The script's own gradient hooks issue the collective; the script waits for it later."""
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank in ranks:
         for step in range(20):

@@ -1,4 +1,4 @@
-"""The replay in C++ gives, to the bit, the times of that in Python, which replays drawn steps."""
+"""The replays in C++ and in Python give the same times to the bit; drawn steps need the latter."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from tests.support.builders.removals import Cases
 
 #: ``benchmarks/attribution/removals.py`` draws 10,000.
 _CASES, _OF_A_TEST = 240, 40
-#: Seeds of which something was once said that rests on the removed part.
+#: Seeds for which commprof once made a statement that rested on the removed part.
 _ONCE_WRONG = (3877,)
 
 

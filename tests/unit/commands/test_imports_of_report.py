@@ -40,7 +40,7 @@ def loaded(*words: str) -> set[str]:
 
 
 def others(modules: set[str]) -> set[str]:
-    """Returns those of the modules that are in one of ``OTHERS``, but for seams of satellites."""
+    """Returns the modules that are in one of ``OTHERS``, without the seams of satellites."""
     inside = {name for name in modules if name.startswith(tuple(f"{one}." for one in OTHERS))}
     seams = {name for name in inside if name.endswith(".seam")}
     return (inside | modules & set(OTHERS)) - seams - {name[: -len(".seam")] for name in seams}

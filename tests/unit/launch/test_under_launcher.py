@@ -128,7 +128,7 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Port of a store such as torchrun's own, which its ranks use."""
+    """Port of a store like the one that torchrun opens for its ranks."""
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     yield store.port

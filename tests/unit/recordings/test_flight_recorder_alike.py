@@ -96,7 +96,7 @@ def test_a_text_of_digits_and_a_record_stand_for_number_and_time(tmp_path: Path)
 
 
 def test_ranks_of_a_group_are_kept_once_for_all_dumps(tmp_path: Path) -> None:
-    """Else memory would grow with the square of the number of ranks."""
+    """One list for each dump would need memory that grows with the square of the ranks' number."""
     dumps = [dump({"0": [0, 1, 2]}, entry("0", 0)) for _ in range(3)]
     found, _ = flight_recorder.read_dumps(write_dumps(tmp_path / "dumps", *dumps))
     assert found[0].members["0"] == (0, 1, 2)

@@ -208,7 +208,7 @@ def test_a_thread_that_goes_on_later_than_usual_has_waited(
 def test_python_between_events_of_one_length_does_not_end_later_by_a_collective(
     tmp_path: Path,
 ) -> None:
-    """Python takes from 50 to 5,000; the all-gather ends meanwhile, each time at another moment."""
+    """Python takes from 50 to 5,000; the all-gather ends within it, each time at another moment."""
     events, ends_us = [], (600, 1500, 2500, 3500, 4500)
     for number, end_us in enumerate(ends_us):
         of_step = [operator("aten::mm", 10, 50), operator("aten::mm", 5000, 20_000)]
@@ -575,7 +575,7 @@ def test_steps_in_which_ranks_recorded_other_collectives_match_none(
 
 
 def test_a_broadcast_without_its_root_matches_no_other(tmp_path: Path) -> None:
-    """Who waits for whom in gloo's tree depends on the root, which shapes would tell."""
+    """In gloo's tree, who waits for whom depends on the root; only recorded shapes tell it."""
     of_step = [
         operator("c10d::broadcast_", 100, 110),
         span("gloo:broadcast", 105, 200, GLOO),
@@ -592,7 +592,7 @@ ODD = (None, [], {}, "x", -1, 2**70, [None], [[-1]], [[2**62, 2**62]], [[[1] * 3
 
 @pytest.mark.parametrize("odd", ODD)
 def test_damaged_arguments_are_unknown_sizes(tmp_path: Path, odd: object) -> None:
-    """Any of the arguments may be damaged: the calls are still there."""
+    """Any of the arguments may be damaged: the calls are still reported, without sizes."""
     events = []
     for turn, name in enumerate(("Input Dims", "Input type", "Concrete Inputs")):
         begin = 1000.0 * turn

@@ -123,7 +123,7 @@ def test_damaged_lines_are_counted_and_named(tmp_path: Path) -> None:
     (tmp_path / "node-pid100.log").write_text("\n".join([good, *bad, _line(0, 2, 1, 90)]))
     logs = read_logs(tmp_path)
     assert logs.logs[0].operations == 2
-    # An object without an operation is none of the plugin's, but no damage either.
+    # The plugin writes no object without an operation; but such an object is no damage.
     assert logs.problems == ("node-pid100.log: 5 lines could not be read, the first is line 2",)
 
 
@@ -222,7 +222,7 @@ def test_all_may_have_waited_for_a_rank_without_a_log(tmp_path: Path) -> None:
 
 
 def test_lost_times_are_told_by_what_the_other_ranks_recorded(tmp_path: Path) -> None:
-    """All wait 10 to 1000 us for rank 1 in each call, which it and rank 0 record in part."""
+    """In each call all wait 10 to 1000 us for rank 1; ranks 0 and 1 lost some of their records."""
     draw = np.random.default_rng(1)
     waits = draw.uniform(10, 1000, 200).tolist()
     lines = {
@@ -518,9 +518,9 @@ def test_nobody_is_accused_in_a_job_without_late_processes(tmp_path: Path, seed:
 def test_calls_that_rings_lost_neither_accuse_nor_hide_a_process(
     tmp_path: Path, seed: int, late_us: dict[int, float]
 ) -> None:
-    """Process 1 of the first job waits for 0 in calls that both lost, and so comes late elsewhere.
+    """In the first job, process 1 waits for process 0 in calls that both lost, so it is late after.
 
-    In the second, one process is late three times as much as the other.
+    In the second job two processes are late, one by three times as much as the other.
     """
     tp, dp, pp, experts = (1, 8, 1, 2) if len(late_us) == 1 else (2, 4, 2, 1)
     job = simulate(tp, dp, pp, steps=150, late_us=late_us, experts=experts, seed=seed)

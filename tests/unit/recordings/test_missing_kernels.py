@@ -140,7 +140,7 @@ def test_an_enqueued_call_has_its_metadata_without_a_range_of_the_backend(tmp_pa
 def test_kernels_of_communication_alone_may_be_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Compute is known then; what else the GPU did may have been communication."""
+    """Then compute is known; the rest of the GPU's time may have been communication."""
     events = [e for e in of_both(0) if not (e["cat"] == "kernel" and e["name"] != "gemm")]
     folder = job(tmp_path, events)
     run = run_of(folder)

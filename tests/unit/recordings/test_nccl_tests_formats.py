@@ -506,7 +506,7 @@ def test_several_operations_in_one_log(tmp_path: Path) -> None:
 
 
 def test_processes_that_measured_alone_are_said_to(tmp_path: Path) -> None:
-    """A build without MPI under mpirun: each process is rank 0, and both print a table."""
+    """A build without MPI under mpirun: both processes are rank 0, and print a table each."""
     listed = devices(1) + devices(1).replace("node0", "node1")
     text = head(listed) + table(1).replace("# Out", "\n# Out")
     log = log_of(tmp_path, text)

@@ -37,7 +37,7 @@ SUMMARY_PARTS = (
 )
 
 
-#: What a reader may have to do with a field, in the order of the table.
+#: Kinds of content of a field, by which a reader treats it, in the order of the table.
 CONTENTS = ["moment", "operation", "pass", "pass_plus_one", "real", "number"]
 
 #: Format characters of the module struct by the type in C++.

@@ -1,4 +1,4 @@
-"""Tests of compressors on real ranks, which make the assertions themselves."""
+"""Tests of compressors on real ranks: the assertions are in the ranks."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ LOSSLESS = (
     f"gradient-as-bucket-view=true,headroom=0,{SHORT}"
 )
 TAKEN_BACK = f"int8,topk:ratio=0.05+bucket-cap=0.005,{SHORT}"
-#: Candidates that change the order of sums of three ranks, which depends on the bucket.
+#: Candidates with other buckets, which change the order in which values of three ranks are summed.
 OTHER_BUCKETS = f"bucket-cap=0.005,no-overlap,{SHORT}"
 
 

@@ -16,7 +16,7 @@ from tests.support.builders.traces import MS, THREAD, Rank
 
 #: gloo tells the end of these only to the thread that waits.
 _NO_END = ("send", "recv", "reduce_scatter_tensor")
-#: Clock of each host less that of the host before it, and how much faster it runs.
+#: By how many ns a host's clock is ahead of the previous host's, and by what fraction it is faster.
 _CLOCK_AHEAD_NS, _DRIFT = 137 * MS + 977, 2e-6
 
 

@@ -35,7 +35,7 @@ class CallTimes:
     last_rank: Ints
     #: When the communicator had ended its previous call.
     free_ns: Ints
-    #: When the call began on the communicator, ended there, and was seen to end.
+    #: Begin and end of the call on its communicator, and when the rank saw the end.
     begin_ns: Ints
     over_ns: Ints
     end_ns: Ints

@@ -68,7 +68,7 @@ class Interrupt:
     def loss(self) -> list[str]:
         """Recorded steps that cannot be read, in words."""
         found = [] if self.kept >= self.said else [f"{self.kept} of {self.said} steps kept"]
-        # Without a step there may be nothing to report, and one line says so.
+        # If no step was recorded, the report may end with an error of one line.
         readable = (0,) if self.said else (0, 1, 2)
         if self.report_code not in readable or "Traceback" in self.report:
             found.append(f"report: {self.report_code}: {self.report}")

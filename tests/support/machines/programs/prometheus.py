@@ -20,7 +20,7 @@ RULES = DEPLOY / "prometheus" / "commprof.rules.yml"
 
 
 class Prometheus:
-    """A server on the loopback with commprof's rules, which scrapes these targets."""
+    """A Prometheus server on the loopback: loads commprof's rules, and scrapes these targets."""
 
     def __init__(self, directory: Path, targets: list[str]) -> None:
         self.port = free_port()

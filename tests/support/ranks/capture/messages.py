@@ -29,7 +29,7 @@ def known(rank: int) -> None:
 
 
 def any_source(rank: int) -> None:
-    """As ``known``, then once more to a receiver that accepts any source."""
+    """Does as ``known``; then rank 0 sends once more, and rank 1 receives from any source."""
     known(rank)
     if rank == 0:
         time.sleep(LATE_S)

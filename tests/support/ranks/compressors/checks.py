@@ -189,7 +189,7 @@ def state_continues(directory: Path) -> None:
 
 
 def states_merge(directory: Path) -> None:
-    """State of all ranks can be loaded by jobs of other sizes; that of a single rank cannot."""
+    """Merged states of all ranks can be loaded by jobs of other sizes; one rank's state cannot."""
     compressor = compressors.powersgd(2)
     with attached(ddp := make(), compressor):
         train(ddp, range(3))

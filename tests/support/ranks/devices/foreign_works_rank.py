@@ -20,7 +20,7 @@ FUTURES = ("complete", "null", "refused")
 
 
 def _attributes(work: Any) -> dict[str, Any]:
-    """Returns the subclass's own attributes; ``missing``: error of an unknown attribute."""
+    """Returns attributes that the Work's subclass adds; ``missing``: error of an unknown one."""
     try:
         missing = str(work.no_such_attribute)
     except AttributeError as error:

@@ -144,7 +144,7 @@ def hooked(rank: Rank, op_id: int, index: int, ready: int, launched: int) -> Non
 
 
 def one_pass(rank: Rank, *sizes: int) -> None:
-    """Adds all-reduces of these sizes in one backward pass, which DDP's finalisation ends."""
+    """Adds all-reduces of these sizes in a backward pass that ends with DDP's finalisation."""
     for i, size in enumerate(sizes):
         rank.collective(i, (10 + i) * MS, (20 + i) * MS, bytes=size, graph_task=3)
     rank.finalize(30 * MS, 40 * MS, cpu=0, graph_task=3)

@@ -328,7 +328,7 @@ def restarted(script: Script, step: int, fixed: bool) -> None:
 
 
 def compiled(script: Script, step: int, fixed: bool) -> None:
-    """Forward passes, which one of the ranks begins with a compilation of 25 ms."""
+    """In each step one of the ranks, in turn, compiles for 25 ms at the begin of forward."""
 
     def forward() -> None:
         if not fixed and step % RANKS == script.rank.rank:

@@ -450,7 +450,7 @@ def test_buckets_of_the_default_cap_are_usual(cap: int | None) -> None:
 
 
 def embedded(script: Script, step: int) -> None:
-    """A small bucket, then 8 ms for that of the embedding, which is ready last."""
+    """A small bucket, then the embedding's, which is ready last and takes 8 ms."""
     script.forward(10.0)
     script.backward(20.0, {MB: 0.5, 60 * MB: 8.0})
     script.work(1.0, Phase.OPTIMIZER)

@@ -59,7 +59,7 @@ def test_parameters_that_are_gathered_for_other_ends_are_not_named(
 
 
 def test_units_that_the_script_gathers_in_advance_are_not_named() -> None:
-    """As with FSDP2's ``unshard()``: forward then gathers nothing itself."""
+    """The script gathers with FSDP2's ``unshard()``, so that forward gathers nothing."""
 
     def body(script: Script, step: int) -> None:
         for _ in range(3):
@@ -73,7 +73,7 @@ def test_units_that_the_script_gathers_in_advance_are_not_named() -> None:
 
 
 def test_features_that_a_loss_gathers_are_no_parameters() -> None:
-    """As in contrastive learning, whose gathers lie between forward and backward."""
+    """In contrastive learning the loss gathers features, between forward and backward."""
 
     def body(script: Script, step: int) -> None:
         def gather() -> None:
@@ -134,7 +134,7 @@ def test_workers_that_persist_are_not_named() -> None:
 
 
 def test_workers_that_another_thread_starts_meanwhile_are_not_named() -> None:
-    """As a thread does that loads batches in advance, while this one trains."""
+    """A thread that loads batches in advance starts them, while the training thread trains."""
 
     def body(script: Script, step: int) -> None:
         begin = script.now_ms + 2.0

@@ -82,7 +82,7 @@ def row_of(found: NcclWorld, op: str = "all_reduce") -> NcclRow:
 
 
 def two_ranks() -> list[NcclRank]:
-    """A bucket's all-reduce in each of three steps, whose second is late on rank 1."""
+    """A bucket's all-reduce in each of three steps; in the second step rank 1 is late."""
     ranks = []
     for number in range(2):
         rank = NcclRank(number, 2)

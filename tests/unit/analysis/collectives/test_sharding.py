@@ -126,7 +126,7 @@ def recorded(*passes: str, phases: bool = True, evaluated: str = "") -> Sharding
         (("AB|", "A|", "A|21"), {FORWARD: (1, 6), SCATTER: (2, 7)}),
         # Both passes reduce, but the second gathers nothing in forward: they count as one pass.
         (("AB|21", "|21"), {FORWARD: (2, 3), SCATTER: (0, 0)}),
-        # The second pass is that of another model.
+        # The second pass is of another model.
         (("AB|b2a1", "BA|a2b1"), {FORWARD: (0, 0), BACKWARD: (0, 0), SCATTER: (0, 0)}),
         # Another all-gather after backward belongs to no group.
         (("AB|b2a1M",), {FORWARD: (2, 3), BACKWARD: (2, 5), SCATTER: (2, 7)}),

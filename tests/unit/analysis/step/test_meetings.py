@@ -119,7 +119,7 @@ def test_a_finalisation_is_one_wait_that_ends_with_its_last_bucket() -> None:
 
 
 def test_handles_that_are_waited_for_in_turn_at_the_end_are_not_compared_with_each_other() -> None:
-    """Two asynchronous calls: rank 0 stands for both, the late rank 1 issues both before."""
+    """Two asynchronous calls: rank 0 stands for both; rank 1, late, issues both before it waits."""
     first = recorded([(10, 30, 52), (20, 52, 62)], [(50, 70, 52), (60, 71, 62)])
     assert compared(first, 1, 52)[1][:3] == NEVER
     before: Call = (1, 1, 5)

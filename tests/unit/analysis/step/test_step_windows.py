@@ -172,7 +172,8 @@ def test_a_run_of_very_many_steps_keeps_the_parts_of_a_sample(
 def test_warm_up_may_end_in_steps_whose_parts_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     rank, begin_ns = Rank(), 1000
     for step in range(640):
-        length_ns = 90_000 if step < 5 else 1000  # 64 stretches of every tenth step: 0, 10, ...
+        # The first five steps are the warm-up. The 64 kept steps are 0, 10, 20 and so on.
+        length_ns = 90_000 if step < 5 else 1000
         rank.collective(step, begin_ns + 100, begin_ns + 200)
         rank.step(begin_ns, begin_ns + length_ns)
         begin_ns += length_ns

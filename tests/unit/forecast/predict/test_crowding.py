@@ -52,7 +52,8 @@ def test_ranks_that_share_cores_take_longer_for_their_own_work(
         (1, 10.0, 1.0),
         (1.5, 10.0, 1.25),
         (2, 10.0, 1.5),
-        # With 2 ranks 15 of 25 ms are at the core, so the third makes it 1 + 2 * 15 / 25.
+        # Of 2 ranks' 25 ms each, 15 are at the core: a third rank makes work 1 + 2 * 15 / 25 times
+        # as long.
         (3, 10.0, 2.2),
         (4, 0.0, 4.0),
         (4, 1e9, 1.0),

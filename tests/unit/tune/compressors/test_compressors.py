@@ -238,7 +238,7 @@ def loaded_on_hosts(state: dict[str, Any], *, rank: int, world_size: int, hosts:
 
 
 def test_merged_residuals_are_means_over_the_hosts_and_kept_once_on_each() -> None:
-    # Rank 1 also has a residual, which has had no gradient since DDP's buckets changed.
+    # Rank 1 has an old residual too, without gradients since DDP's buckets changed.
     old = states_on_hosts({0: 1.0, 1: 0.5, 4: 2.0}, world_size=8, hosts=2)
     merged = compressors.merge_states(old)
     assert merged["parameters"]["a"]["residual"].tolist() == [1.75] * 3

@@ -116,7 +116,7 @@ def test_each_block_uses_its_fsdp_setting_and_settings_are_restored_at_the_end()
 
 
 def test_prefetching_follows_the_order_of_gathering() -> None:
-    """The root is gathered first in both passes, then the blocks, in backward in reverse."""
+    """Both passes gather the root first, then the blocks; backward takes these in reverse."""
     root, order = sharded(), GatherOrder()
     setting = ShardedModel(root, order)
     order.watch()
