@@ -103,7 +103,7 @@ def test_replicas_are_one_world_and_each_life_is_told(tmp_path: Path, names: boo
     run = read_world(out, 3)
     assert [columns.steps(run.traces[rank]).index.tolist() for rank in range(3)] == [
         list(range(11)),
-        list(range(5, 11)),  # the second life's steps are the others' sixth to last
+        list(range(5, 11)),  # the second life begins at the others' sixth step
         list(range(11)),
     ]
     result = analyse_run(out)

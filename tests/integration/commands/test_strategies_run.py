@@ -167,7 +167,8 @@ def test_sharded_steps_are_predicted(
 
 
 def test_fsdp_makes_no_superfluous_gathers_between_accumulated_passes(base: Path) -> None:
-    # The model's root has no parameters: gathering them could hide that of a layer is missing.
+    # The model's root has no parameters of its own: to gather these could hide that one layer's are
+    # not gathered.
     timed = "timed:layers=3,forward_ms=1,backward_ms=1,data_ms=0,gradient_mb=0.1"
     world = trained(base, workload=timed, strategy="fsdp", accumulate=2)
 

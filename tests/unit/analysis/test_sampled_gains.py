@@ -1,4 +1,4 @@
-"""Gains of a long run are replayed on a sample of its steps, and their intervals say how sure."""
+"""Gains of a long run are replayed on a sample of its steps; intervals say how sure they are."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Recording:
 
 
 def callback(module: str, library: str, base: str, *arguments: Any) -> tuple[Any, list[str]]:
-    """Returns the callback, for a library with only the base class, and its recording's calls."""
+    """Returns a callback for a stand-in of a library, and the calls of the callback's recording."""
     fake = ModuleType(library)
     setattr(fake, base, type(base, (), {}))
     sys.modules[library] = fake

@@ -70,7 +70,7 @@ def test_a_rank_that_issued_fewer_operations_is_no_culprit_if_none_is_known_to_p
 
 
 def test_an_operation_that_a_hook_has_not_retired_is_pending(tmp_path: Path) -> None:
-    """Its issuing call has not returned: rank 0 waits in it for rank 1."""
+    """The operation's issuing call has not returned: rank 0 waits inside the call for rank 1."""
     waits = entry("0", 1, backend="commprof")
     found = diagnosed(tmp_path, hooked(issued(0), waits), hooked(issued(0)))
     assert (found.kind, [one.rank for one in found.culprits]) == ("absent", [1])

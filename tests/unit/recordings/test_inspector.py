@@ -596,7 +596,7 @@ def test_lateness_is_traced_through_a_tensor_parallel_group(tmp_path: Path) -> N
     job.write(tmp_path)
     result = inspector_result(tmp_path)
     assert [late.process.pid for late in result.late] == [1002]
-    # In the data-parallel groups, others than the slow process came last.
+    # In the data-parallel groups, processes other than the slow one came last.
     last = {row.most_waited_for.pid for row in result.communicators if row.most_waited_for}
     assert {1000, 1001, 1003} < last
 

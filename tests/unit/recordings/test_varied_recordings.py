@@ -364,7 +364,7 @@ def test_nccl_tests_rows_with_missing_cells_are_read_as_far_as_possible(
     if results:
         (log,) = read_nccl_tests(path)
         assert [(each.placement, each.time_us) for each in log.rows] == results
-        assert len(read_points(path).points) == 1  # in place only if nothing else was measured
+        assert len(read_points(path).points) == 1  # in-place times count only without others
     else:
         with pytest.raises(CommprofError, match="has no rows"):
             read_nccl_tests(path)

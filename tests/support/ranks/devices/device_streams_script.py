@@ -74,8 +74,9 @@ def gather(tensor: torch.Tensor, put_on: Stream | None = SIDE_STREAM) -> Event:
 def wait_for_events(tensor: torch.Tensor) -> None:
     """Makes the compute stream wait for several events, in turn.
 
-    A gather for 4 more units of time; an event without communication; a gather of 5 units; an event
-    of another device, without a wait; and a gather of 7 units behind that of the other event.
+    It waits 4 units of time for a gather that has run for 2, 3 units for compute without
+    communication, 5 units for a gather, not at all for an event of another device, and 12 units for
+    a gather of 7 units, which runs after one of 5.
     """
     device.collectives_take(6 * UNIT_NS)
     event = gather(tensor)

@@ -11,7 +11,7 @@ BARRIER = Issued("barrier", "", "", -1, -1)
 
 
 def test_a_rank_that_issues_at_a_line_of_its_own_is_told() -> None:
-    """Rank 0 evaluates alone in every tenth collective, which the others take for training."""
+    """At every tenth collective rank 0 is at the line of its evaluation, the others in training."""
     lines = {
         number: {0: EVALUATE if number % 10 == 9 else TRAIN, 1: TRAIN, 2: TRAIN}
         for number in range(40)

@@ -211,7 +211,8 @@ def test_a_rank_that_is_always_late_is_named_with_what_it_costs() -> None:
     # Twelve steps of 30 ms in all; each of the twelve costs far more than 2 % of 100 ms.
     assert (late.late_steps, late.measured_steps) == (12, 12)
     assert late.cost_s == pytest.approx(0.36)
-    # By chance all 12 fall on one of four ranks with p = 4 * 4**-12, in none of 2,000 draws.
+    # All 12 late steps fall on one of four ranks by chance with p = 4 * 4**-12: this occurs in none
+    # of 2,000 draws.
     assert late.p_value == 1 / 2001
 
 

@@ -86,9 +86,9 @@ def test_a_wait_up_to_the_end_of_the_finalisation_counts_once() -> None:
 
 
 def test_the_copy_speed_follows_from_the_blocked_time_of_a_finalisation() -> None:
-    # Window [0, 100]. Bucket A (10 bytes) ends at 40, B (10 bytes) at 80. It blocked for
-    # 60: 40 for A, hence 20 for B, so that copying A took the other 20, from 40 to 60:
-    # 2 ns a byte. The last 20 are the copy of B.
+    # Window [0, 100]. Bucket A (10 bytes) ends at 40, B (10 bytes) at 80. The thread
+    # was blocked for 60: until 40 for A, and for 20 for B. So it copied A from 40 to 60,
+    # at 2 ns per byte, and B in the last 20.
     rank = Rank()
     rank.collective(0, 1, 40, bytes=10, graph_task=0)
     rank.collective(1, 2, 80, bytes=10, graph_task=0)

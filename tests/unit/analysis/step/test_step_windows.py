@@ -1,4 +1,4 @@
-"""A long run that is read in windows of steps has the parts that it has when read at once."""
+"""A long run that is read in windows of steps gets the same parts as one that is read at once."""
 
 from __future__ import annotations
 
