@@ -331,7 +331,7 @@ CHANGE = {"name", "a_ms", "b_ms", "ratio", "p_value", "significant"}
 
 
 def test_figures_that_a_recording_does_not_support_are_named_with_the_reason() -> None:
-    """Compares a recording of the host alone, and one without marked steps, with a whole run."""
+    """Compares a recording of the host alone with a recording that has no marked steps."""
     untimed = world(2, foreign=True, times=False)
     unmarked = world(2, foreign=True, steps_marked=False)
     details = [detail(2, backward=50, transfer=30)]
