@@ -62,15 +62,25 @@ class Job:
         late_work: int = 0,
         next_transfer: int = 0,
     ) -> None:
-        """Rank ``late`` works ``delay`` longer in forward of one of ``every`` steps.
+        """One of ``every`` steps, from step ``begins`` on, is a late step. All times are in ns.
 
-        These late steps begin with step ``begins``. In them the rank works ``earlier`` less before
-        each bucket; if that is negative, it lacks a core for the extra time, for ``helpers_cpu`` of
-        it because of its own process. The last rank's forward takes ``stall`` longer in the middle
-        step. In other steps, each rank lacks a core for up to twice ``exchange_cpu`` in backward,
-        because of its own process; in late steps, only the late rank does. In late steps each
-        transfer takes ``late_transfer`` and each forward pass ``late_work`` longer; in the steps
-        after them each transfer takes ``next_transfer`` longer.
+        Args:
+            ranks: number of ranks.
+            steps: number of steps.
+            late: rank that is late in the late steps; -1 for no late rank and no late steps.
+            delay: by how much longer the late rank works in forward of a late step.
+            transfer: time of each transfer.
+            earlier: by how much less the late rank works before each bucket of a late step. If it
+                is negative, the rank lacks a core for the additional time.
+            helpers_cpu: part of this lack of a core that its own process causes.
+            every: distance of the late steps.
+            stall: by how much longer the last rank's forward takes in the middle step.
+            begins: first late step.
+            exchange_cpu: mean time for which a rank lacks a core in backward because of its own
+                process. In late steps only the late rank does.
+            late_transfer: by how much longer each transfer of a late step takes.
+            late_work: by how much longer all ranks' forward takes in a late step.
+            next_transfer: by how much longer each transfer of a step after a late step takes.
         """
         random = np.random.default_rng(7)
         self.ranks = [Rank(rank, ranks) for rank in range(ranks)]

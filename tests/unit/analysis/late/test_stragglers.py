@@ -184,9 +184,9 @@ def test_a_rank_that_is_slow_in_one_stretch_of_steps_is_not_named() -> None:
 
 
 def test_a_slow_rank_in_few_correlated_steps_is_not_named() -> None:
-    """The correlation r of these 20 slow steps is 0.25 about their mean and 0.35 unbiased.
+    """The correlation of neighbours among these 20 steps is 0.25 by the formula, 0.35 unbiased.
 
-    They count as 9 steps and not as 12, and 20 / 2**9 is more than 0.01.
+    So they count as 9 steps and not as 12, and 20 / 2**9 is more than 0.01.
     """
     alike = work(4, 20)
     alike[2, Phase.FORWARD] += 6 * MS
@@ -355,9 +355,10 @@ def test_a_rank_that_is_late_by_equal_times_in_all_steps_is_named() -> None:
 
 
 def test_a_late_rank_in_few_correlated_steps_is_not_named() -> None:
-    """The correlation r of 20 steps is 0.25 about their mean, 0.35 unbiased: 3 count as 1, not 2.
+    """The correlation of neighbours among 20 steps is 0.25 by the formula, 0.35 unbiased.
 
-    Seven blocks of two ranks then agree by chance with p = 2 / 2**7, which is more than 0.01.
+    So 3 steps count as 1, and not 2. Seven blocks of two ranks agree by chance with p = 2 / 2**7,
+    which is more than 0.01.
     """
     waited = np.zeros((20, 2))
     waited[:, 1] = 30 * MS
