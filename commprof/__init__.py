@@ -21,8 +21,8 @@ __all__ = [
     "trial",
 ]
 
-#: For each public name of the profiler, the module that defines it. All of these modules need
-#: torch, except modules that read reports. The other names in ``__all__`` come from satellites.
+#: For each public name of the profiler, the module that defines it. All of these names need torch,
+#: except those in ``_WITHOUT_TORCH``. The other names in ``__all__`` come from satellites.
 _HOMES = {
     "Attachment": "commprof.capture.attachment",
     "LoadedRun": "commprof.commands.showing.loaded",

@@ -30,10 +30,10 @@ from commprof.errors import CommprofError
 #: A DDP communication hook: ``hook(state, bucket) -> Future[Tensor]``.
 Hook = Callable[[Any, Any], Any]
 
-#: For each model of this process with an attachment: the names of its inner hooks, in order of
-#: first use. Written to the trace's metadata.
+#: For each model that has an attachment, the names of the model's inner hooks, in order of first
+#: use. Written to the trace's metadata.
 _hooks: list[list[str]] = []
-#: Attribute of a model that holds its attachment.
+#: Name of the attribute in which a model holds its attachment.
 _HELD = "_commprof_attachment"
 
 
@@ -79,7 +79,7 @@ class Attachment:
     def bucket_hook(self) -> Any:
         """commprof's hook in the model's reducer; registered at the first access.
 
-        Access it the first time between steps, and on every rank at the same step.
+        The first access must be made between two steps, the same two on every rank.
         """
         if not self._is_hooked:
             hook = bucket_hook_of(self._ddp)
@@ -144,7 +144,7 @@ class Attachment:
         except Exception:
             if running is not None:
                 running.stop()
-            # The inner hook may still be an engine that is now stopped.
+            # The failed start may have stopped the replaced engine, which is still the inner hook.
             if replaced is not None and (running is not None or replaced.is_stopped):
                 self.set_hook(None)
             raise
@@ -352,7 +352,7 @@ def _say_if_unrecorded() -> None:
 def _observed(ddp: DistributedDataParallel) -> Any:
     """Returns an observer of the model's buckets that needs no hook; None if that cannot work."""
     native = _native.native
-    # This option of torch 2.15 frees buckets before the end of the pass, at which they are read.
+    # This option of torch 2.15 frees buckets before the end of the pass, where commprof reads them.
     gone = getattr(ddp, "lazy_bucket_allocation", False)
     return None if native is None or gone else native.ObservedBuckets(ddp.reducer)
 

@@ -50,7 +50,7 @@ class AutoPhases:
             markers: the marker of each phase, by phase name.
             finder: is notified of updates and backward passes, which may end a step.
             called: is called with a DDP model after each of its forward passes.
-            updating: is called with an optimizer before each of its updates, if it is not compiled.
+            updating: is called with an optimizer before each of its updates that is not compiled.
         """
         self._markers = markers
         for marker in markers.values():  # only the Python recorder's markers can be compiled
@@ -90,7 +90,7 @@ class AutoPhases:
         def before(
             optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Arguments | None:
-            # Here a compiler traces the call: a phase is not part of a graph.
+            # While a compiler traces the call, no phase begins: it must not get into the graph.
             if _traced() or not self._installed:
                 return None
             marker.begin()
@@ -141,7 +141,8 @@ class AutoPhases:
     ) -> None:
         """Wraps ``owner.name`` in ``marker`` and, if given, in the context ``around(*args)``.
 
-        ``after``, if given, is called with the first argument once the marker has ended.
+        ``after``, if given, is called after the phase has ended, with the first argument of the
+        call (the object whose method was called).
         """
         original = original_of(getattr(owner, name))
         # Every step runs this: each further frame or look-up costs hundreds of instructions.
@@ -322,7 +323,7 @@ def _marked(owner: type, marker: Marker) -> Any:
 
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:
         inherited = super(owner, module).__call__  # type: ignore[arg-type]
-        if _traced():  # traced by a compiler: a phase is not part of a graph
+        if _traced():  # a compiler traces this call, and a phase must not get into the graph
             return inherited(*args, **kwargs)
         marker.begin()
         try:
@@ -330,6 +331,7 @@ def _marked(owner: type, marker: Marker) -> Any:
         finally:
             marker.end()
 
-    # At a graph break the compiler skips torch.nn's own __call__ and compiles the functions that it
-    # calls; it must treat this __call__ in the same way. Inside a graph it traces both.
+    # At a graph break the compiler skips torch.nn's own __call__, and compiles the functions that
+    # this __call__ calls. ``uncompiled`` makes the compiler skip FSDP's __call__ in the same way.
+    # Inside a graph the compiler traces both.
     return uncompiled(call)

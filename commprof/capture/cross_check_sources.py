@@ -83,7 +83,7 @@ class _Called:
 
 
 class CrossCheckSources:
-    """Reads interface counters and DDP's logs at the beginning and end of a capture."""
+    """Reads interface counters when a capture begins and ends, and DDP's logs from time to time."""
 
     def __init__(self) -> None:
         self._models: weakref.WeakKeyDictionary[DistributedDataParallel, _Called] = (
@@ -123,7 +123,7 @@ class CrossCheckSources:
                 self._counted[name] = kept[0] + more[0], kept[1] + more[1]
 
     def stop(self, recorder: Recorder) -> None:
-        """Stops, and writes the counts and logs into the trace."""
+        """Stops counting bytes, and writes the counts and DDP's logs into the trace."""
         self.set_enabled(False)
         interfaces = {
             name: {"received_bytes": received, "sent_bytes": sent}
@@ -159,7 +159,7 @@ class CrossCheckSources:
         return [model for model in found if model is not None]
 
     def note(self, model: DistributedDataParallel) -> None:
-        """Notes a model's forward pass, unless the model was only evaluated so far."""
+        """Notes a forward pass of a model that trains, or has trained before."""
         # Every step runs this: a model that is called again must cost few instructions.
         called = self._latest
         if called is None or called.model() is not model:

@@ -73,7 +73,8 @@ def error_line(error: BaseException | None) -> str:
     if isinstance(error, SystemExit):
         if error.code in (None, 0):
             return ""
-        # torch's mp.spawn prints an exception itself and exits with 1.
+        # torch's mp.spawn prints an exception and then exits with 1: the SystemExit has the
+        # exception as its context.
         cause = error.__context__
         if cause is not None and not isinstance(cause, SystemExit):
             return error_line(cause)

@@ -45,8 +45,8 @@ class HookEngine(ABC):
         All ranks call this together.
 
         Raises:
-            CommprofError: the ranks differ, or the engine cannot start; ``replaced`` may be stopped
-                then.
+            CommprofError: the ranks' engines or parameters differ, or the engine cannot start.
+                ``replaced`` may already be stopped.
         """
 
     @abstractmethod

@@ -23,15 +23,17 @@ PASSED_ON_VARIABLE = "COMMPROF_NCCL_PLUGIN"
 PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 #: The plugin for programs without torch.
 PLUGIN = os.path.join(PACKAGE, "libnccl-profiler-commprof.so")
-#: NCCL cuts off longer paths.
+#: Largest number of bytes in the path of a plugin: NCCL cuts off longer paths.
 _LONGEST_PATH = 254
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables with which programs without torch record; empty to record none.
+    """Returns environment variables that make programs without torch record NCCL's operations.
+
+    Empty if such programs are not to record, or cannot.
 
     Args:
-        given: the environment to which they are to be added.
+        given: the environment to which the variables are to be added.
     """
     users, _ = plugin_of_user(given)
     off = given.get(LEVEL_VARIABLE) == "off" or not _has_gpu()
@@ -53,7 +55,7 @@ def set_up() -> str:
     module = _module(str(getattr(version, "__version__", "")))
     off = os.environ.get(LEVEL_VARIABLE) == "off" or os.environ.get(NATIVE_VARIABLE) == "0"
     if off or not may_use_nccl or not _usable(module) or _forbids_all(users):
-        # commprof's plugin for programs without torch would open this rank's trace
+        # commprof's plugin for programs without torch must go: it would open this rank's trace
         if _is_ours(os.environ.get(PLUGIN_VARIABLE, "")):
             del os.environ[PLUGIN_VARIABLE]
             if users:
@@ -70,8 +72,8 @@ def set_up() -> str:
 def plugin_of_user(given: Mapping[str, str]) -> tuple[str, str]:
     """Returns the user's plugin for NCCL, and where it is set; two empty texts if none is set.
 
-    NCCL looks at the variable, then into its configuration files. If neither names a plugin, NCCL
-    loads ``libnccl-profiler.so`` if that exists.
+    NCCL looks at ``NCCL_PROFILER_PLUGIN``, then into its configuration files. If neither names a
+    plugin, NCCL loads ``libnccl-profiler.so`` if that exists.
     """
     value = given.get(PLUGIN_VARIABLE, "")
     if value and not _is_ours(value):

@@ -329,7 +329,7 @@ class Profiler:
     def step(self) -> None:
         """Ends the current step and begins the next.
 
-        And turns off the automatic detection of steps.
+        The first call turns off the automatic detection of steps.
         """
         if self._finder is not None:
             self._finder.stop()

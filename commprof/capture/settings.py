@@ -48,7 +48,7 @@ class RankSettings:
     trial: str = _of(variables.TRIAL)
     metrics: str = _of(variables.METRICS)
     watchdog: str = _of(variables.WATCHDOG)
-    #: Process whose descendants may read this rank's stacks; None if no other process may.
+    #: Id of the process whose descendants may read this rank's stacks; None to allow no process.
     tracer: int | None = _of(variables.PTRACER)
 
     @classmethod

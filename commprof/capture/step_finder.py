@@ -6,10 +6,12 @@ in between belong to the same iteration: those of a GAN's other network, of furt
 of further parameter groups that are stepped one by one (as DeepSpeed does).
 
 Training may move on to another optimizer, as in cross-validation. An optimizer that updates twice,
-without an update of the leading optimizer in between, becomes the leading one. The first of the two
-updates also ends a step if three conditions hold. The last two updates of the leading optimizer
-directly followed one another, and it was the leading one at both. No third optimizer has updated
-since. The new optimizer never updated between two updates of the leading one.
+without an update of the leading optimizer in between, becomes the leading one. The first of these
+two updates also ends a step if three conditions hold:
+
+- The leading optimizer led at its last two updates, and no other optimizer updated between them.
+- No third optimizer has updated since the last of them.
+- The new optimizer never updated between two updates of the leading optimizer.
 
 An update inside a backward pass (an optimizer per parameter) or inside GradScaler counts when the
 pass or the scaler's step has ended.
@@ -39,7 +41,8 @@ class StepFinder:
         self._updating: list[object] = []
         #: Number of updates so far; updates inside other updates are not counted.
         self._updates = 0
-        #: Optimizer that a GradScaler is stepping; updates inside count as its updates.
+        #: Optimizer that a GradScaler is stepping; updates during that step count as updates of
+        #: this optimizer.
         self._scaling: object = None
         #: Context that delays the end of a step until the context itself ends.
         self.whole = _Whole(self._end_now)
@@ -76,7 +79,7 @@ class StepFinder:
                 yield
             finally:
                 self._scaling = outer
-            # Inside the update of a wrapper, the wrapper's update ends the step.
+            # If GradScaler runs inside the update of a wrapping optimizer, the wrapper ends the step.
             if self._updates == updates and not self._updating:
                 self._updated(optimizer, STEP_SKIPPED)
 
@@ -150,7 +153,7 @@ class _Turns:
         if self._leading is None or key in self._others:
             self._lead(key, optimizer, parameter)
             return True
-        # This optimizer did not update in the last iterations: presumably its own turn begins.
+        # This optimizer did not update in the last iterations: presumably it will lead from now on.
         ends = self._alone > 1 and not self._others and key not in self._companions
         self._others.add(key)
         return ends

@@ -35,8 +35,8 @@ _PREFIX = "commprof/sync"
 #: How long rank 0 waits for the last hashes of the other ranks when capture ends.
 _LAST_S = 1.0
 _POLL_S = 0.01
-#: Maximum number of checks that wait for hashes. Also the number of keys of each rank, which its
-#: checks use in turn. So neither piles up if a rank sends no hash.
+#: Largest number of checks that wait for hashes, and number of keys of each rank in the store. The
+#: checks reuse these keys in turn, so checks and keys do not pile up if a rank sends no hash.
 _MOST_PENDING = 64
 #: Numbers the captures of this process, so that no capture reads keys that an earlier capture left.
 _captures = itertools.count()
@@ -44,9 +44,7 @@ _STORE_ERRORS = (RuntimeError, OSError, ValueError, KeyError)
 
 
 def parameters_digest(models: Sequence[nn.Module]) -> str:
-    """Returns a BLAKE2b hash of the models' parameters.
-
-    In a DDP model, of those that DDP keeps equal.
+    """Returns a BLAKE2b hash of the models' parameters; of a DDP model, of those kept equal by DDP.
 
     Two ranks have the same hash only if all bits of their parameters are the same. Buffers are left
     out, because a forward pass may change them differently on each rank; DDP broadcasts rank 0's

@@ -25,8 +25,8 @@ from commprof.capture.recorder import Recorder
 
 #: Largest number of times that are kept for each kind of work.
 _MOST = 4096
-#: Two pieces of work of one kind with at most this time between them are noted as one, as for the
-#: objects of all ranks.
+#: Two pieces of work of one kind with at most this time between them are noted as one: unpickling the
+#: objects of all ranks, one after another, is noted once.
 _SAME_NS = 20_000
 
 
@@ -35,15 +35,15 @@ def _always(*_: Any) -> bool:
 
 
 def _searches(model: Any, *_: Any) -> bool:
-    """True if DDP searches after the forward pass; the method also runs without a search."""
+    """True if ``model._post_forward`` searches for unused parameters; it is called in any case."""
     return bool(model.find_unused_parameters and not model.static_graph)
 
 
 #: None if torch lacks it.
 _c10d = getattr(dist, "distributed_c10d", None)
 _workers = getattr(dataloader, "_MultiProcessingDataLoaderIter", None)
-#: torch's private functions, by their key in the trace's metadata, and a condition for noting them.
-#: The search is the last thing that a forward pass does.
+#: By key in the trace's metadata: a private function of torch (owner and name), and a condition for
+#: noting its calls. DDP searches for unused parameters at the end of ``_post_forward``.
 _FUNCTIONS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "ddp_buffer_syncs": (DistributedDataParallel, "_sync_buffers", _always),
     "ddp_searches": (DistributedDataParallel, "_post_forward", _searches),

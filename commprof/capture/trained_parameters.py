@@ -36,7 +36,7 @@ _UPDATES = 10
 #: If there are more untrained modules than this, none is named: freezing only some of them would
 #: leave unused parameters.
 _MOST_MODULES = 8
-#: Time until the exchanges that belong to these updates have been issued and written.
+#: Time after the last of these updates until their exchanges have been issued and written.
 _WRITTEN_S = 0.5
 #: Libraries that communicate outside of torch.distributed, by the modules that a script imports.
 _OTHER_LIBRARIES = {
@@ -98,8 +98,9 @@ class TrainedParameters:
     def before_update(self, optimizer: Any) -> None:
         """Notes the parameters that an optimizer is about to update.
 
-        Updates inside a compiled graph are not seen: no hook may become a part of the graph, and
-        none may come or go while a job trains, because its optimizers would be compiled again.
+        Updates inside a compiled graph are not seen: a hook must not become a part of the graph.
+        Nor may a hook be added or removed while a job trains, because torch.compile would then
+        compile the job's optimizers again.
         """
         if not self._looks:
             return
@@ -136,7 +137,8 @@ class TrainedParameters:
             by_ddp |= chosen
             ignored |= {id(parameter) for parameter in model.parameters()} - chosen
         is_shard = any(_is_shard(parameter) for parameter in self._trained.values())
-        flat = self._flat() and not is_shard  # beside FSDP2's shards, this parameter may be frozen
+        # If shards of FSDP2 are trained, the model of FSDP1 may be a frozen one.
+        flat = self._flat() and not is_shard
         found = {
             "parameter_bytes": sum(own.values()),
             "sharded": flat or is_shard,
@@ -208,7 +210,7 @@ def _warn(recorder: Recorder, path: Path, rank: int, world_size: int) -> None:
     try:
         time.sleep(_WRITTEN_S)
         if recorder.started():
-            recorder.flush()  # the next summary may not be due yet
+            recorder.flush()  # writes a summary in always-on mode, even if none is due yet
         trace = read_trace(path)
         found = exchanged_in_summary(trace) or exchanged_by(trace)
         if trace.metadata.get("capture") == "python" or trace.dropped or not alone(found):

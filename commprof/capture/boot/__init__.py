@@ -101,8 +101,8 @@ def arm(directory: str) -> None:
 def explain(directory: str, always: bool = False) -> None:
     """If this process records nothing, makes it print the reason when it ends.
 
-    Of several ranks only rank 0 prints. A process that has no rank from a launcher may only start
-    the ranks. It prints only if it trained itself and no other process has recorded meanwhile.
+    Of several ranks only rank 0 prints. A process without a rank from a launcher may be one that
+    only starts ranks: it prints only if it trained itself, and no other process has recorded since.
 
     Args:
         directory: directory of the traces; the reason also goes to a file in it.
@@ -153,7 +153,7 @@ def _speaks(directory: str, always: bool, begin_s: float) -> bool:
 
 
 def _trained() -> bool:
-    """True if this process made an optimizer: torch then replaces its class's ``step``."""
+    """True if this process made an optimizer: torch then replaces ``step`` in that class."""
     optim = sys.modules.get("torch.optim.optimizer")
     kinds = list(optim.Optimizer.__subclasses__()) if optim is not None else []
     while kinds:
@@ -218,7 +218,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _patch(c10d: ModuleType, directory: str) -> None:
-    """Makes the first process group start capture after it has been made.
+    """Makes capture start as soon as the script has made its first process group.
 
     The script calls ``init_process_group``, or makes a ``ProcessGroup`` and registers a backend, as
     torchft does.
@@ -321,7 +321,8 @@ def _start(directory: str, group: Any = None) -> None:
         if group is not None:
             note_group(group)
         watch_exits()
-        profiler.says_end = control_path(job).parent == job  # otherwise `commprof run` prints it
+        # If `commprof run` started this rank, `commprof run` itself says where the traces are.
+        profiler.says_end = control_path(job).parent == job
         allow_tracer(settings.tracer)
         watch_as_asked(job, settings.watchdog)
         if settings.metrics:

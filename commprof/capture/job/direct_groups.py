@@ -58,8 +58,8 @@ class DirectGroups:
 def note_group(group: Any) -> None:
     """Gives a token to a group without a name, for the group's description in the trace.
 
-    Does nothing for groups of one rank, for groups that ``init_process_group`` and ``new_group``
-    make, which get a name. Also does nothing if the group has no store or its store fails.
+    Does nothing for groups of one rank, and for groups that ``init_process_group`` or ``new_group``
+    makes: these get a name. Also does nothing if the group has no store, or its store fails.
     """
     if _native.native is None or group.size() < 2 or _made_by_c10d():
         return
@@ -71,7 +71,7 @@ def note_group(group: Any) -> None:
 
 
 def _made_by_c10d() -> bool:
-    """True while torch's own functions make the group: they name it right afterwards."""
+    """True if the caller runs inside a function of torch that makes a group and then names it."""
     frame = sys._getframe(2)
     while frame is not None:
         code = frame.f_code

@@ -171,9 +171,10 @@ def _is_of_this_launch(place: Path) -> bool:
 
 
 def _written(path: Path) -> str:
-    """Returns what a file holds once it is not empty: another rank may just have made it.
+    """Returns the content of a file that another rank may just have made, but not written yet.
 
-    Empty if the file stays so, as that of a rank that was killed, or if it cannot be read.
+    Waits until the file is not empty. Returns "" if the file stays empty, because the rank that
+    made it was killed, or if the file cannot be read.
     """
     until_s = time.monotonic() + _WRITES_WITHIN_S
     with suppress(OSError):
@@ -205,10 +206,11 @@ def _of_this_job(directory: Path, names: list[str], rank: int) -> list[str]:
 def beside_other_replicas(path: Path) -> Path:
     """Returns the path of this process's trace: ``path``, or another if a replica records there.
 
-    Replicas with a launcher of their own, such as torchft's, are rank 0 of 1 each. If a process
-    still records to the directory of ``path``, or to a ``job_N`` in it, this process takes a
-    ``job_N`` of its own there. A replica that was killed and started again does so too. Otherwise
-    ``path`` belongs to an earlier job, and is returned for :func:`claim` to refuse.
+    Replicas with a launcher of their own, such as torchft's, are rank 0 of 1 each. If ``path``
+    exists, and a process still records to its directory or to a ``job_N`` in that directory, this
+    process takes a ``job_N`` of its own there; so does a replica that was killed and started again.
+    In all other cases returns ``path``. If ``path`` exists, it is then the trace of an earlier job,
+    and :func:`claim` refuses it.
     """
     alone = not dist.is_initialized() and rank_and_world_size()[1] == 1
     if not alone or path in _taken or not path.exists() or not _is_recorded_to(path.parent):

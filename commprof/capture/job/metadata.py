@@ -27,7 +27,10 @@ _LONGEST_ADDRESS = 400
 
 
 def _backend() -> str:
-    """Returns the default group's backend for the accelerator; for the CPU if there is none."""
+    """Returns the default group's backend for the accelerator or, without one, for the CPU.
+
+    Empty if there is no default group.
+    """
     if not dist.is_initialized():
         return ""
     name = str(dist.get_backend())
@@ -223,7 +226,7 @@ def gloo_threads() -> dict[str, int]:
             if backend.name() == "gloo":
                 found[str(group.group_name)] = int(backend.options._threads)
             elif backend.name() == "commprof":
-                found[str(group.group_name)] = 1  # it has one thread, for shared memory
+                found[str(group.group_name)] = 1  # one thread copies through shared memory
         except (AttributeError, RuntimeError, TypeError):
             pass  # an attribute, private to torch, is gone; or the group has no backend for the CPU
     return found

@@ -76,7 +76,7 @@ class StoreLink(ABC):
             self.pending = not self.agreed()
         except Exception:
             # The store may be gone or of another kind; address, socket or a file may be missing.
-            # The ranks then do not agree, but training must not end because of that.
+            # This rank then stays without the connection, but training must go on.
             self.pending = False
 
 
@@ -273,7 +273,7 @@ os.register_at_fork(after_in_child=_meetings.clear)
 
 
 def _ranks_per_host() -> int:
-    """Returns how many ranks the launcher started here, or else a usual number of devices."""
+    """Returns how many ranks the launcher started on this host; if unknown, assumes 8 at most."""
     given = os.environ.get("LOCAL_WORLD_SIZE", "")
     return min(dist.get_world_size(), int(given) if given.isdigit() else 8)
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 _NOTHING = object()
-#: Replacements that stayed in place after their capture: by identity, each with the function that
-#: it replaced.
+#: Replacements that ``Patches.remove`` left in place, by ``id(replacement)``: the replacement, and
+#: the function that it replaced.
 _left: dict[int, tuple[Any, Any]] = {}
 
 
@@ -43,10 +43,10 @@ class Patches:
     def replace_for_compilers(self, owner: Any, name: str, replacement: Any) -> None:
         """Replaces ``owner.name``; :meth:`remove` keeps the replacement if torch.compile was used.
 
-        It is replaced on ``owner`` itself, not on a class it inherits from. Restoring the original
-        would make torch.compile recompile. So after :meth:`remove`, and while a compiler traces the
-        replacement, the replacement must do nothing but call the original. A later capture puts a
-        new replacement in place of a kept one.
+        The name is replaced on ``owner`` itself, not on a class that ``owner`` inherits from.
+        Restoring the original would make torch.compile recompile. So after :meth:`remove`, and
+        while a compiler traces the replacement, the replacement must do nothing but call the
+        original. A later capture puts a new replacement in place of a kept one.
         """
         before = original_of(inspect.getattr_static(owner, name))
         is_inherited = name not in vars(owner)

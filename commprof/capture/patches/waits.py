@@ -20,8 +20,8 @@ This native Work holds the backend's Work. All of c10d's methods go through the 
 other attribute is looked up in the backend's Work.
 
 ``ddp.finalize_backward()``, from torch 2.15 on: with ``require_manual_backward_finalization`` DDP
-waits for its buckets there, and not at the end of the backward pass. So the model's Python method
-reports when this begins and ends.
+waits for its buckets there, and not at the end of the backward pass. So a patch of that method
+reports when it begins and ends.
 
 ``dist.batch_isend_irecv`` and ``dist._coalescing_manager``: each operation inside goes through the
 dispatcher, but none has a Work to wait for. NCCL returns one Work for all operations at the end,
@@ -172,7 +172,7 @@ def _timed_finalisation(original: Callable[..., Any], marks: Any) -> Any:
     return finalize_backward
 
 
-#: Attribute of an event that holds the collective before the event.
+#: Name of the attribute in which an event holds the last collective before the event.
 _BEHIND = "_commprof_behind"
 
 
