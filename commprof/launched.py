@@ -99,9 +99,9 @@ def script_first(words: Sequence[str]) -> list[str]:
 
 
 def local_rank_of_task(variables: Mapping[str, str]) -> int:
-    """Returns the index on its host of the launcher's task to which this process belongs.
+    """Returns the number, on this host, of the launcher's task to which this process belongs.
 
-    0 if no launcher has numbered its tasks.
+    0 if no launcher has numbered the tasks.
     """
     for name in _LOCAL_RANKS_OF_TASKS:
         if name in variables:

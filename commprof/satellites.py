@@ -29,7 +29,7 @@ NAMES = {
 }
 
 
-#: Satellite that gives each public name of commprof that is not the profiler's own.
+#: For each public name of commprof that a satellite provides, the name of that satellite.
 PUBLIC_NAMES = {"Trial": "tune", "compressors": "tune", "trial": "tune"}
 
 

@@ -79,7 +79,7 @@ class StepFinder:
                 yield
             finally:
                 self._scaling = outer
-            # If GradScaler runs inside the update of a wrapping optimizer, the wrapper ends the step.
+            # If GradScaler runs inside the update of a wrapping optimizer, that update ends a step.
             if self._updates == updates and not self._updating:
                 self._updated(optimizer, STEP_SKIPPED)
 

@@ -25,8 +25,8 @@ from commprof.capture.recorder import Recorder
 
 #: Largest number of times that are kept for each kind of work.
 _MOST = 4096
-#: Two pieces of work of one kind with at most this time between them are noted as one: unpickling the
-#: objects of all ranks, one after another, is noted once.
+#: Two pieces of work of one kind with at most this time between them are noted as one. If a rank
+#: unpickles the objects of all ranks, one after another, this is noted once.
 _SAME_NS = 20_000
 
 

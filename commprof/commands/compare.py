@@ -42,9 +42,9 @@ results of the microbenchmark row by row: ratios, a rank test, and a verdict for
 
 With --fail-above 5% the exit code is 1 if AFTER is slower by more than 5% and beyond noise, or if
 it is a microbenchmark's result that lacks rows of BEFORE, was cut short or has wrong data. It is 2
-if the two could not be told apart, however slow AFTER is: too few steps, or too few rounds, as in
-an output of nccl-tests without -N. A step that only a lack of cores makes longer does not count as
-slower. Without --fail-above the exit code is 0, whatever the figures are.
+if too few steps or rounds were measured to tell the two apart, however slow AFTER is; an output of
+nccl-tests without -N has too few rounds. A step that only a lack of cores makes longer does not
+count as slower. Without --fail-above the exit code is 0, whatever the figures are.
 """
 _GIVE = (
     "give two run directories, two recordings of torch.profiler, two JSON files of commprof "
@@ -138,7 +138,8 @@ def _analysed(run: Path) -> tuple[RunResult, tuple[WorldDetail, ...]]:
     result, details = analyse_in_detail(run)
     if not result.in_turns:
         for detail in details:
-            detail.drawn.timeline()  # is compared, and drops the records once it is made
+            # The comparison needs the timeline; making it frees the records.
+            detail.drawn.timeline()
     return_free_memory()
     return result, details
 
@@ -176,19 +177,21 @@ def _must_be_able_to_fail(result: RunComparison) -> None:
 def _compare_logs(a: Path, b: Path, fail_above: float | None, shown_as: str) -> int:
     """Compares the transfers and the waiting of two jobs that NCCL Inspector logged.
 
-    Raises: CommprofError: a path holds no such logs, or for the reasons of
-    ``_compare_microbenchmarks``.
+    Raises:
+        CommprofError: a path holds no such logs, the jobs have no row in common, or ``fail_above``
+            is given and no difference between them could be significant.
     """
     if shown_as != "table":
         raise UsageError(
             f"--format {shown_as} is for run directories; commprof report LOGS --format json "
-            "gives the figures of each"
+            "gives the figures of one job's logs"
         )
     for path in (a, b):
         if not path.exists() or not is_inspector(path):
             said = "holds no logs of NCCL Inspector" if path.exists() else "does not exist"
             raise UsageError(
-                f"{invocation.quoted(path)} {said}; such logs are compared with such logs only"
+                f"{invocation.quoted(path)} {said}; logs of Inspector can be compared only with "
+                "logs of Inspector"
             )
     results, sweeps = [], []
     for path in (a, b):

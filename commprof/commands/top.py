@@ -55,8 +55,8 @@ Shows a running job, rank by rank: step rate, parts of a step, waiting, the late
 
 RUN is the directory that commprof run, commprof.wrap or commprof.profile() writes to, or that the
 job's NCCL Inspector writes its logs to. The command reads the traces or logs while the job writes
-them, and changes nothing. In a pipe or file it prints a frame
-whenever something has changed, until the job has ended. See docs/monitoring.md.
+them, and changes nothing. In a pipe or file it prints a frame whenever something has changed, until
+the job has ended. See docs/monitoring.md.
 """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -137,9 +137,9 @@ class _Watched:
 
 
 def is_silent(state: JobState) -> bool:
-    """True if nobody will tell when the remaining ranks have ended.
+    """True if it will never be known when the remaining ranks end.
 
-    They ran on hosts whose monitors were killed, and are too many to be followed.
+    They run on hosts whose monitors were killed, and are too many for their traces to be followed.
     """
     open_ranks = [rank for rank in state.ranks if rank.status not in ("ended", "gone")]
     ages_s = [host.age_s for host in state.missing_hosts]

@@ -201,7 +201,7 @@ def _of_mpi(variables: Mapping[str, str], task: Launched, endpoint: str | None) 
         )
     else:
         port = number_of(variables, "MASTER_PORT", default=port)
-    # If the launcher does not number the ranks of a host, all of its ranks are on one host here.
+    # Only PMI's variables alone lack the rank within the host; ``hosts`` is then 1.
     local_rank = task.rank % local if task.local_rank is None else task.local_rank
     return LaunchedRank(
         "mpirun", task.rank, task.world_size, local_rank, local, hosts, address, port

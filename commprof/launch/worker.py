@@ -71,8 +71,8 @@ def guarded(work: Callable[[], None]) -> None:
         interrupts.ignore()
     except KeyboardInterrupt:
         interrupts.ignore()  # a second interrupt would end in a traceback
-        # torch's process wrapper would report the interrupt as success, and its launcher go on
-        # waiting.
+        # torch's process wrapper would report the interrupt as success, and torch's launcher would
+        # go on waiting.
         raise SystemExit(_INTERRUPTED_EXIT_CODE) from None
     except CommprofError as error:
         print(f"commprof: {error}", file=sys.stderr)

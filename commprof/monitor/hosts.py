@@ -43,7 +43,7 @@ class OtherHost:
 
 
 class OtherHosts:
-    """Decides which ranks of a job are known from summaries of their hosts, and reads these."""
+    """Reads other hosts' summaries, and decides which ranks' traces need not be followed."""
 
     def __init__(self, job: JobTail, here: Here, is_monitor: bool) -> None:
         """Reads nothing yet.
@@ -61,7 +61,7 @@ class OtherHosts:
         self._until_s = math.inf
         #: Ranks whose traces were written on other hosts.
         self._elsewhere: set[int] = set()
-        #: True once the job was seen to run with summaries of hosts.
+        #: True once summaries were found that hosts of the running job write.
         self._used = False
         #: All hosts whose files were found, in order.
         self.seen: tuple[SeenHost, ...] = ()
@@ -81,7 +81,7 @@ class OtherHosts:
             # One trace is always followed: it shows the job's size, and whether the job runs.
             ranks = self._ranks_elsewhere() - local
             self._job.leave(ranks - {min(ranks, default=0)})
-            if self._is_monitor:  # only the next look knows which ranks run here
+            if self._is_monitor:  # no rank of this host is known yet: the next look begins anew
                 self.seen, self.usable, self._used = (), (), False
 
     def _look_from_a_host(self, tails: dict[int, TraceTail], local: set[int]) -> None:
@@ -112,7 +112,7 @@ class OtherHosts:
         tails: dict[int, TraceTail],
         next_s: float,
     ) -> None:
-        """Writes this host's summary; other hosts take part in the job.
+        """Writes this host's summary, in a job in which other hosts take part as well.
 
         Args:
             state: the newest state of the job.

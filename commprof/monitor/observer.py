@@ -213,7 +213,7 @@ class Observer:
         """Writes the sum of this host's ranks in always-on mode for readers on other hosts.
 
         Args:
-            next_s: seconds until the next call at the latest.
+            next_s: the next call follows within this many seconds.
 
         Raises:
             OSError: the file cannot be written; the old one stays.
@@ -238,7 +238,7 @@ class Observer:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Sentences on traces that cannot be read; set even if :meth:`look` returns None."""
+        """Sentences on traces that cannot be read; known even if :meth:`poll` returned None."""
         return tuple(self._problems_of({}))[:_MOST_PROBLEMS]
 
     def close(self) -> None:
@@ -252,7 +252,7 @@ class Observer:
         return any(not tail.ended and _runs(tail, self._here) for tail in tails)
 
     def _followed(self, tails: dict[int, TraceTail]) -> FollowedTraces:
-        """Begins to count the steps of these ranks."""
+        """Returns an object that counts the steps of these ranks from now on."""
         return FollowedTraces(tails, self._expected_s, self._patience_s, self._following.settled_ns)
 
     def _problems_of(self, tails: dict[int, TraceTail]) -> list[str]:
@@ -360,15 +360,17 @@ def _rank_state(
 
 
 def _waited_for_s(world: FollowedTraces, tails: dict[int, TraceTail]) -> dict[int, float]:
-    """Time that the other ranks waited for each rank, from the summaries of these ranks.
+    """Returns, for each rank, the time that all other ranks waited for that rank.
 
-    NaN if one of the others has no summary, or could not separate waiting from transfer.
+    The times are from the other ranks' summaries. A time is NaN if one of these ranks has no
+    summary, or could not separate waiting from transfer.
     """
     summaries = {rank: world.summaries[rank] for rank in tails}
     newest = {rank: found.newest for rank, found in summaries.items()}
     known = {rank for rank, one in newest.items() if one is not None and one.arrivals_known}
     total_ns = dict.fromkeys(newest, 0)
-    for waiting, found in summaries.items():  # one call each: it adds up to 1,024 cells
+    for waiting, found in summaries.items():
+        # waited_for_ns() is called once per rank, because it adds as many as 1,024 numbers.
         for rank, waited_ns in found.waited_for_ns().items():
             if rank != waiting and rank in total_ns:
                 total_ns[rank] += waited_ns
@@ -385,7 +387,7 @@ def _status(tail: TraceTail, lives: bool | None) -> str:
 
 
 def _runs(tail: TraceTail, here: Here) -> bool:
-    """True if a rank's process runs or, where that is not known, has lately written its trace."""
+    """True if a rank's process runs; if that is not known, True if its trace was written lately."""
     state, _ = here.find(metadata_of(tail))
     if state is State.UNKNOWN:
         return time.time_ns() - written_ns(tail.path) < _QUIET_NS
@@ -514,7 +516,7 @@ class FollowedTraces:
 
 
 def metadata_of(tail: TraceTail) -> dict[str, Any]:
-    """Returns a tail's metadata; each tail in ``JobTail.tails`` has already read its own."""
+    """Returns a tail's metadata, which every tail in ``JobTail.tails`` has already read."""
     assert tail.metadata is not None
     return tail.metadata
 

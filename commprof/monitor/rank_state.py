@@ -77,7 +77,8 @@ class FollowedRank:
     #: operation ended.
     _on_device: set[int] = field(default_factory=set)
     _has_device_times: bool = False
-    #: Operations whose completion was read before their issue, in this take and the last.
+    #: Operations whose completion was read before their issue: in the latest call of :meth:`take`,
+    #: and in the call before.
     _ended_early: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
 
     @property

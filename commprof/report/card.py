@@ -231,7 +231,7 @@ def _shortened(text: str, most_lines: int) -> list[str]:
 def _mended(card: Card) -> list[str]:
     """Returns the cause to mend and the lines that mend it."""
     following = card.following
-    # the incident of a wrong result ends with this text
+    # If the run's result is wrong, the card's incident already ends with the advice.
     told = card.incident.endswith(following.advice)
     lines = [] if told else _shortened(f"Cause: {following.advice}", _CAUSE_LINES)
     code = [f"  {line}" for line in following.fix.splitlines() if line]

@@ -46,7 +46,7 @@ def frame(state: JobState, run: str, width: int) -> list[str]:
 
 
 def _costliest(ranks: Sequence[RankState]) -> list[RankState]:
-    """Returns the ranks to show, in order; of many ranks, only the failed and the costliest."""
+    """Returns the ranks to show; of many, those that failed or make the others wait longest."""
     if len(ranks) <= _MOST_ROWS:
         return list(ranks)
     cost = sorted(ranks, key=lambda rank: (not rank.failed, -_known(rank.waited_for_s)))
@@ -91,7 +91,7 @@ def _table(ranks: Sequence[RankState], width: int) -> list[str]:
     recent = next((rank.recent for rank in ranks if rank.recent), None)
     steps = f"the last {recent.steps} steps" if recent else "no complete step yet"
     shown = [column.title for column in chosen]
-    notes = ["waited for: mean of all steps, sum over the other ranks."] * (_WAITED in shown)
+    notes = ["waited for: sum over the other ranks, mean over all steps."] * (_WAITED in shown)
     notes += ["all_reduce: of the latest calls."] * (_LATENCY in shown)
     return [
         *lines,

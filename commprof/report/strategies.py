@@ -181,7 +181,8 @@ def render_screen(
                 last = lines[_MOST_LINES - 1][: WIDTH - 4]
                 lines = [*lines[: _MOST_LINES - 1], f"{last} ..."]
             headlines.append(lines)
-    # The table needs three lines of headers, at least a row per strategy, and a line that counts.
+    # The table needs three lines of headers, at least a row per strategy, and a line that counts
+    # the rows that are not shown.
     space = LINES - len(top) - len(bottom) - min(len(rows), len(results)) - 4
     shown: list[str] = []
     for lines in headlines:

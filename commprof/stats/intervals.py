@@ -43,7 +43,7 @@ _ROUND_SEED = 20261101
 _SEED = 20240501
 #: Smallest number of values for which the signed-rank test's interval can reach 95 %.
 _LEAST_RANKED = 6
-#: All assignments of signs are counted for at most this many values.
+#: Largest number of values for which the signed-rank test counts all assignments of signs.
 _COUNTED = 50
 #: A bootstrap of means draws from at most this many rows.
 _BLOCKS = 500

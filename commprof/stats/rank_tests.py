@@ -148,7 +148,7 @@ def _normal(ranks: Floats, n: int, share: float = 1.0) -> float:
 
 
 def _beyond(away: float, variance: float) -> float:
-    """Two-sided p-value of a rank sum this far from its mean, corrected for continuity."""
+    """Two-sided p-value of a rank sum ``away`` from its mean, corrected for continuity."""
     return two_sided(max(0.0, abs(away) - 0.5) / math.sqrt(variance))
 
 

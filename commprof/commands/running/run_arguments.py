@@ -83,7 +83,7 @@ See docs/monitoring.md.
 
 
 def description() -> str:
-    """Returns the long help of ``commprof run``, with that of compressors and trials if there."""
+    """Returns the long help of ``commprof run``; of compressors and trials only if installed."""
     seam = satellites.tune_if_there()
     return _DESCRIPTION.replace("{tuning}", "" if seam is None else seam.run_help())
 

@@ -32,7 +32,8 @@ from commprof.text import printable
 from commprof.trace.run.run_directory import world_directory
 from commprof.workloads.strategies import listed_strategies
 
-#: Torch's gloo threads may abort a process that ends right after its last collective.
+#: Pause before this process ends: torch's gloo threads may abort a process that ends right after
+#: its last collective.
 _EXIT_PAUSE_S = 0.02
 #: Options that only the ranks' launcher can decide or carry out; their value is None if not given.
 _LAUNCHERS = ("nproc", "world_sizes", "nnodes", "node_rank", "watchdog")
@@ -70,8 +71,8 @@ def _lead(args: argparse.Namespace, given: LaunchedRank, word: StoreMessage) -> 
     try:
         run = _prepared(args, given)
     except CommprofError as error:
-        # Printed before the other ranks are told, because the launcher ends this process once they
-        # end.
+        # Printed before the other ranks get the exit code: once they end, the launcher also ends
+        # this process.
         print(f"commprof run: {printable(str(error))}", file=sys.stderr, flush=True)
         word.say(exit_code=error.exit_code)
         return error.exit_code

@@ -40,8 +40,8 @@ class OpenedRun:
         """
         self.directory = directory
         self._all_calls = all_calls
-        #: The world size in whose steps candidates of a trial took turns; the trial's report needs
-        #: it.
+        #: Traces of the world size in whose steps candidates of a trial took turns, for the trial's
+        #: report; None until these traces were read, and in a run without a trial.
         self._in_turns: WorldRun | None = None
 
     @cached_property

@@ -64,8 +64,8 @@ def host_content(ranks: Sequence[RankState], parts: Sequence[SummaryPart], by: W
 
     Args:
         ranks: state of the host's ranks that have a summary, in order.
-        parts: their summaries, in the same order.
-        by: the monitor that writes it.
+        parts: summaries of these ranks, in the same order.
+        by: the monitor that writes the file.
     """
     series = series_of([rank.rank for rank in ranks])
     covered = {rank for first, last, step in series for rank in range(first, last + 1, step)}
@@ -104,7 +104,10 @@ def _fitting(
     names: Sequence[str],
     groups: Mapping[tuple[str, int], int],
 ) -> bytes:
-    """Adds the sum; merges operations, and then buckets, until the file is small enough."""
+    """Returns the file with ``content`` and the ranks' summed summary, ``whole``.
+
+    Merges operations, and then buckets of histograms, until the file is small enough.
+    """
     most, width = MOST_OPERATIONS, 1
     while True:
         fewer = shortened(whole, most)
@@ -157,7 +160,7 @@ def _chosen(ranks: Sequence[RankState], parts: Sequence[SummaryPart]) -> list[in
 
 
 def _longest(part: SummaryPart) -> list[int]:
-    """Returns the ranks that one rank waited for longest, with the times: rank, ns, rank, ..."""
+    """Returns the ranks for which the part's rank waited longest, with times: rank, ns, rank..."""
     pairs = part.waited_ns[0]
     longest = np.argsort(-pairs[:, 1], kind="stable")[:MOST_WAITED_FOR]
     flat: list[int] = pairs[longest].ravel().tolist()

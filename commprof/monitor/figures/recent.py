@@ -53,7 +53,7 @@ class RecentSteps:
         #: ``[rank, cause]``, and the step's duration.
         self._recent: deque[tuple[Floats, Floats, Floats, float]] = deque(maxlen=RECENT_STEPS)
         #: For each of these steps, the pairs of ranks of which one waited for the other, as
-        #: ``waiting rank * world_size + rank``; and the waiting time of each pair in ns.
+        #: ``waiting rank * world_size + awaited rank``; and the waiting time of each pair in ns.
         self._pairs: deque[tuple[Ints, Floats]] = deque(maxlen=RECENT_STEPS)
         self._clock_error_ns = 0.0
         self._late: LateRank | None = None
@@ -114,7 +114,7 @@ class RecentSteps:
         return Late(found.rank, ns_to_s(found.wait_ns), found.phase or "", found.waiting_ranks)
 
     def _waiting_pairs(self, new: NewSteps, row: int) -> tuple[Ints, Floats]:
-        """Returns one step's entry of ``self._pairs``."""
+        """Returns the entry of ``self._pairs`` for the step with index ``row`` in ``new``."""
         waited = np.zeros((self._world_size, self._world_size))
         for rank, part in zip(new.ranks, new.parts, strict=True):
             waited[rank] = part.caused[row : row + 1].by_rank_ns(without=NO_CORE)

@@ -174,7 +174,10 @@ def _summed_only(histogram: Histogram) -> Histogram:
 
 
 def _began_anew(summary: Summary, before: Summary) -> bool:
-    """Returns whether a summary counts other steps than the rank's summary before it."""
+    """True if ``summary`` does not continue the counts of ``before``, the rank's previous summary.
+
+    The steps then end at other marks than before, or are counted from 0 again.
+    """
     other_marks = summary.steps_end != before.steps_end
     return other_marks or summary.steps.count < before.steps.count
 

@@ -107,7 +107,7 @@ INSPECTOR_METRICS: Final = (
     _metric(
         "gauge",
         "transfer_seconds",
-        "Median transfer of the latest calls: the time of the rank that came last.",
+        "Median transfer time of the latest calls: the time that a call takes its last rank.",
         _kinds(lambda row: row.transfer_us / 1e6),
     ),
     _metric(
@@ -120,7 +120,7 @@ INSPECTOR_METRICS: Final = (
     _metric(
         "counter",
         "lost_records_total",
-        "Missing records of ranks in calls that other ranks recorded.",
+        "Records that ranks lack: of calls that other ranks of the communicator recorded.",
         _job(lambda state: state.lost_records),
     ),
     _metric(

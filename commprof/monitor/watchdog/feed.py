@@ -84,7 +84,7 @@ def _kernel_place(pid: int) -> str:
     return f" in {place}" if place not in ("", "0") else ""
 
 
-#: Of a trace that is older than the watchdog, this many bytes are read, at the end.
+#: If a trace is older than the watchdog, only this many bytes at the trace's end are read.
 _RECENT_BYTES = 4 << 20
 #: The trace names ring files. If they are still missing after this many looks, they are no longer
 #: awaited.
@@ -159,7 +159,8 @@ class RankFeed:
 
     def poll(self) -> None:
         """Reads all new records and updates the state."""
-        # Rings first: the trace describes a group before a ring has the group's first record.
+        # Rings first: a group is described in the trace before a ring has the group's first record,
+        # so the trace, if it is read afterwards, describes the groups of all records of the rings.
         from_rings = _NONE if self._rings is None else self._rings.poll()
         from_trace = self.tail.poll()
         if self.state is None and self.metadata:
@@ -183,7 +184,7 @@ class RankFeed:
         if capture_state is not None and not capture_state["recording"]:
             state.forget_open(capture_state["monotonic_ns"])
         elif capture_state is None and not self.tail.recording:
-            # Only the summary shows that recording is off, and it does not show since when.
+            # Only the summary shows that recording is off. The summary does not show since when.
             state.forget_open(state.last_ns + 1)
 
     def _chosen(self, from_rings: Records, from_trace: Records) -> Records:

@@ -69,8 +69,8 @@ class Hang:
     #: The operation in which ranks wait, as issued by a waiting rank (of this host if possible);
     #: None if no operation is pending.
     operation: PendingOperation | None
-    #: Seconds since that rank issued the operation; None if no operation is pending, or if only
-    #: ranks of other hosts wait, whose times cannot be compared with this host's.
+    #: Seconds since the waiting rank issued ``operation``. None if no operation is pending, or if
+    #: only ranks of other hosts wait, whose times cannot be compared with this host's.
     pending_s: float | None
     #: Ranks at which that operation is pending; includes accused ranks only if they wait in a
     #: circle.
@@ -91,7 +91,7 @@ class Hang:
     lines: tuple[tuple[int, str], ...] = ()
 
     def to_compare(self, here: Container[int]) -> list[int]:
-        """Returns ranks of ``here`` whose lines of code show the difference."""
+        """Returns ranks of ``here`` whose current lines of code, side by side, explain the hang."""
         parts: Sequence[tuple[object, tuple[int, ...]]] = ()
         if self.mismatch is not None:
             parts = self.mismatch.issued
@@ -107,7 +107,10 @@ class Hang:
         return [*accused, *waiting[:1]]
 
     def at(self, lines: Mapping[int, str]) -> Hang:
-        """Returns the hang with lines of code that its sentence shows."""
+        """Returns the hang with the lines of code at which ranks are, for the hang's sentence.
+
+        lines: text by rank, such as "now at train.py:7"; ranks with an empty text are left out.
+        """
         told = tuple((rank, line) for rank, line in lines.items() if line)
         mismatch = self.mismatch
         if mismatch is not None:

@@ -46,7 +46,10 @@ def hang_text(value: dict[str, Any]) -> str:
 
 
 def _hosts(accused: Sequence[_Rank], ranks: Sequence[_Rank]) -> list[str]:
-    """Returns a line per host with ranks at fault, most ranks first; none for a single host."""
+    """Returns a line per host with ranks at fault, the host with most such ranks first.
+
+    Empty if all ranks of the job are on a single host.
+    """
     if len({rank["host"] for rank in ranks}) < 2:
         return []
     of_host: dict[str, list[_Rank]] = {}

@@ -12,7 +12,8 @@ from commprof.stats.intervals import robust_deviation
 AUTO = "auto"
 #: Value of the watchdog process's ``--threshold`` that reports no hangs.
 OFF = "off"
-#: Limit of ``auto`` until ``_LEARN_STEPS`` steps: compilers and first batches take minutes.
+#: Limit of ``auto`` until ``_LEARN_STEPS`` steps have ended: compilers and first batches can take
+#: minutes.
 START_S = 300.0
 #: Smallest limit of ``auto``.
 FLOOR_S = 10.0

@@ -27,9 +27,9 @@ LOOK_S = 0.5
 _SEARCH_EVERY = 4
 #: A watchdog without a launcher ends if it sees no rank of this host for this many seconds.
 _PATIENCE_S = 600.0
-#: After the last rank's end, such a watchdog continues for this many seconds. This must be short:
-#: an elastic restart starts its own watchdog, and a reader of the ranks' output waits until all
-#: writers have ended.
+#: A watchdog without a launcher continues for this many seconds after the last rank's end. The time
+#: must be short: an elastic restart starts another watchdog, and a reader of the ranks' output
+#: waits until all writers, such as the watchdog, have ended.
 _GRACE_S = 0.6
 
 

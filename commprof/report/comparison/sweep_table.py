@@ -95,7 +95,10 @@ def _title(key: RowKey) -> str:
 
 
 def _by_size(rows: Sequence[SweepRow]) -> list[tuple[RowKey, list[SweepRow | None]]]:
-    """Returns per size the first row's key and [out-of-place row, in-place row] (None: missing)."""
+    """Returns, for each size, the key of its first row, and [out-of-place row, in-place row].
+
+    A missing row is None.
+    """
     sizes: dict[tuple[int, int], dict[str, SweepRow]] = {}
     for row in rows:
         sizes.setdefault((row.key.size_bytes, row.key.count), {})[row.key.placement] = row

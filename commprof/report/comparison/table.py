@@ -54,7 +54,7 @@ def render(
 
 
 def comparison_grid(world: WorldComparison) -> Grid:
-    """Makes a table with a row per figure of one world size, and per longest collectives."""
+    """Makes a table with a row per part of the step, and a row per collective that takes long."""
     changes = [*world.parts, *world.collectives[:_MOST_COLLECTIVES]]
     if world.is_busy:
         changes.insert(1, world.with_cores)

@@ -164,7 +164,7 @@ def _strategy(row: StrategyRow) -> dict[str, Any]:
 
 
 def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, Any]:
-    """Returns one world size, with keys named as in users' own scaling reports."""
+    """Returns one world size, under the keys that scaling reports of users often have."""
     return {
         "timestamp": result.context["timestamp"],
         "num_processes": world.world_size,

@@ -213,7 +213,7 @@ def _write_world(
     """Writes the files of one world size; yields the name and number of rows of each table."""
     seen = detail.drawn.seen()
     if seen is None:
-        raise ValueError("the ranks' records were left when the timeline was drawn")
+        raise ValueError("the ranks' records were freed when the timeline was drawn")
     hosts = [""] * detail.world_size
     for rank in world.ranks:
         hosts[rank.rank] = rank.host

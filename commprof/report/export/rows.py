@@ -127,7 +127,7 @@ def _steps(report: FullReport) -> Iterator[Row]:
 
 
 def _collectives(report: FullReport) -> Iterator[Row]:
-    """Yields the kinds of collectives; without steps, figures per step are per recording."""
+    """Yields a row per kind of collective; without steps, columns per step cover the recording."""
     for world in report.result.worlds:
         for row in world.communication.collectives:
             yield {"world_size": world.world_size, "has_steps": True, **_collective(row)}

@@ -117,7 +117,8 @@ def _rows_of(world: Shown) -> tuple[CollectiveRow, ...]:
 def unlisted(world: WorldResult) -> list[str]:
     """Returns a note on the exposed time that is in no row; empty if it is negligible.
 
-    In a long run the rows are from a sample of the steps, so the difference shows no such time.
+    Also empty for a long run, whose rows are from a sample of the steps: the exposed time of all
+    steps minus that of the rows is then not time in no row.
     """
     if world.recording.sampled_steps:
         return []

@@ -16,15 +16,16 @@ _MOST_ROWS = 12
 
 LEGEND = """\
 Operations that NCCL carried out, by communicator, algorithm and protocol; size as in NCCL's call.
-replays: those that a CUDA graph repeated. from: phase of the calls, or of their capture, and the
-DDP buckets; empty for calls that did not come through torch.distributed. kernel: median from the
-first channel's begin to the last one's end; spread: from the first to the last channel's begin, and
-from the first to the last channel's end. wait: mean, computed from the shortest kernel of all
-ranks, and from clocks; transfer: mean of the shortest kernels. Times in ms. MB is 1e6 bytes."""
+replays: operations that a CUDA graph repeated. from: phase of the calls, or of their capture, and
+the DDP buckets; empty for calls that did not come through torch.distributed. kernel: median time
+from the first channel's begin to the last channel's end; spread: from the first to the last
+channel's begin, and from the first to the last channel's end. wait: mean, computed once from the
+shortest kernel of all ranks, and once from clocks; transfer: mean of the shortest kernels. Times in
+ms. MB is 1e6 bytes."""
 SPLIT_LEGEND = """\
-network, peer, GPU: mean transfer of one channel to one rank, in ms: the network was sending, the
-peer had no buffer to offer, or the sending GPU had not filled one. slower: time for a byte in the
-network, against the communicator's median link."""
+network, peer, GPU: parts of the mean transfer of one channel to one rank, in ms: the network was
+sending, the peer had no buffer to offer, or the sending GPU had not filled one. slower: time for a
+byte in the network, divided by that of the communicator's median link."""
 
 _HEADERS = (
     *("operation", "communi-\ncator", "size\nMB", "algo-\nrithm", "proto-\ncol", "chan-\nnels"),
