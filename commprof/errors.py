@@ -1,4 +1,4 @@
-"""Errors that a caller of commprof can act on. Defects of commprof itself are assertions."""
+"""Errors that a caller of commprof can act on; defects of commprof itself raise other errors."""
 
 from __future__ import annotations
 

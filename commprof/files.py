@@ -167,7 +167,7 @@ def plain(value: Any) -> Any:
 
 
 def checked(value: object, shape: Shape, where: str = "") -> Any:
-    """Checks a JSON value against ``shape`` and converts it; ``where`` is its dotted name.
+    """Checks a JSON value against ``shape`` and converts it; ``where`` is the value's dotted name.
 
     Raises:
         ValueError: a key is missing or a value is wrong; the message gives its dotted name.
@@ -246,7 +246,7 @@ def _items(value: object, shape: Any, where: str) -> Any:
 
 
 def _all_plain(items: Sequence[Any], wanted: Any) -> bool:
-    """True if all items are certainly of the type ``wanted``; if False, each must be checked."""
+    """True if all items are certainly of the type ``wanted``; if False, check every single item."""
     if wanted not in (str, int) or set(map(type, items)) != {wanted}:
         return False
     return wanted is str or 0 <= min(items) <= max(items) < 2**63

@@ -34,7 +34,7 @@ class Launched:
 
 @dataclass(frozen=True)
 class _Names:
-    """Names of one launcher's variables; empty if it sets none."""
+    """Names of one launcher's variables; a name is "" if the launcher sets no such variable."""
 
     launcher: str
     rank: str
@@ -58,8 +58,8 @@ _MPI = (
     ),
     _Names("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-#: PMI's variables alone, without Hydra's MPI_LOCAL*: srun sets PMI's variables for its own tasks
-#: too.
+#: PMI's variables alone, without Hydra's MPI_LOCAL*. They are tried last, because srun sets PMI's
+#: variables for its own tasks too.
 _PMI = _Names("mpirun", "PMI_RANK", "PMI_SIZE", "", "")
 #: Variables with a task's index on its host, for launchers whose tasks may start ranks.
 _LOCAL_RANKS_OF_TASKS = (*(names.local_rank for names in _MPI), "SLURM_LOCALID")

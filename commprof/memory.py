@@ -21,10 +21,10 @@ def uncollected() -> Iterator[None]:
 
 
 def return_free_memory() -> None:
-    """Gives the memory that was freed back to the system, in some milliseconds.
+    """Makes the C library return freed memory to the system; takes some milliseconds.
 
-    The C library keeps what lies between blocks that are still in use: tens of MB after the columns
-    of many ranks were handled. Does nothing if the library is not glibc.
+    By itself, the library keeps freed memory that lies between blocks still in use: tens of MB
+    after the columns of many ranks were handled. Does nothing if the library is not glibc.
     """
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -61,9 +61,10 @@ def _become_script() -> None:
 
 
 def _run_script(path: str) -> None:
-    """Runs a script as ``python path`` does, which keeps ``path`` only in ``sys.argv[0]``."""
+    """Runs a script as ``python path`` does: ``sys.argv[0]`` is ``path``, ``__file__`` absolute."""
     if pkgutil.get_importer(path) is not None or path.endswith(".pyc"):
-        runpy.run_path(path, run_name="__main__")  # a directory, an archive, or compiled
+        # The path is a directory, an archive or a compiled file.
+        runpy.run_path(path, run_name="__main__")
         return
     script = ModuleType("__main__")
     absolute = os.path.join(os.getcwd(), path)  # as Python does: ".." may follow a symbolic link

@@ -180,9 +180,9 @@ class Attachment:
         self._buckets.recording = False
 
     def _divide_by(self, ranks: int) -> None:
-        """Sets the number of ranks that the mean all-reduce divides by, as in ``ddp.join()``.
+        """Sets the number of ranks by which the mean all-reduce divides the sum of gradients.
 
-        0: all ranks.
+        0: all ranks. Within ``ddp.join()``, DDP may divide by fewer; see :func:`_follow_joins`.
         """
         if not self._mean:
             if ranks:
@@ -332,7 +332,7 @@ def attach(
 
 @functools.cache
 def _say_if_unrecorded() -> None:
-    """Makes rank 0 print when the process ends that nothing is recorded, if no capture ran."""
+    """Makes rank 0 print at the end of its process that nothing is recorded, if no capture ran."""
     rank = dist.get_rank() if dist.is_initialized() else 0
 
     def at_end() -> None:

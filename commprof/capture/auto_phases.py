@@ -3,8 +3,8 @@
 Data is ``DataLoader.__next__``, forward is the call of a DDP model, of an FSDP1 model or of a
 module that ``fully_shard`` was applied to, backward is ``Tensor.backward`` or
 ``torch.autograd.backward``, and the optimizer phase is any ``torch.optim.Optimizer.step`` except
-its closure, or the ``GradScaler.step`` around such a step. A loss computed after the model's call
-counts as other.
+its closure, or the ``GradScaler.step`` around such a step. The rest of a step, such as a loss that
+is computed after the model's call, belongs to no phase; reports call it "other".
 """
 
 from __future__ import annotations

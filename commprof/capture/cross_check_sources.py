@@ -108,7 +108,7 @@ class CrossCheckSources:
         self._counting_from = interface_bytes()
 
     def set_enabled(self, on: bool) -> None:
-        """Stops counting bytes while capture is off: collectives are not recorded then either."""
+        """Starts or stops counting bytes: only bytes sent while capture is on are compared."""
         if on == (self._counting_from is not None):
             return
         now = interface_bytes()

@@ -55,7 +55,7 @@ def watch_exits() -> None:
 def _note_call(error: SystemExit) -> None:
     global _last_call
     if threading.current_thread() is not threading.main_thread():
-        return  # the exit ends only that thread
+        return  # sys.exit ends only this thread, not the process
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back

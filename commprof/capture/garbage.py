@@ -4,8 +4,8 @@ Python collects garbage when enough objects were made. So ranks collect in diffe
 other ranks wait each time. The times go into the trace when capture stops.
 
 A callback of the collector must not be Python code: a Ctrl-C during the collection would raise
-KeyboardInterrupt in it, and the interpreter prints and ignores exceptions there, so that the
-program would run on.
+KeyboardInterrupt in the callback. The interpreter prints and ignores exceptions of such callbacks,
+so the program would run on.
 """
 
 from __future__ import annotations

@@ -134,7 +134,10 @@ class PythonBucketHook:
 
 
 class ManualFinalize:
-    """Records finalisations that the script makes itself; stands in for the native functions."""
+    """Records finalisations that the script makes itself.
+
+    Has the functions of the native module that it stands in for.
+    """
 
     def __init__(self, recorder: Any) -> None:
         """``recorder`` is a ``PythonRecorder``."""

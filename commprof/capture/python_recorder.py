@@ -39,12 +39,18 @@ class OpenMarker(threading.local):
 
 
 class PythonMarker:
-    """Marks one phase; if it is the outermost, calls ``done(phase, begin_ns, end_ns, samples)``."""
+    """Marks one phase; at the end of an outermost phase, calls the function ``done``."""
 
     def __init__(
         self, phase: int, open_marker: OpenMarker, done: Callable[[int, int, int, int], None]
     ) -> None:
-        """Makes a marker; phases count as nested if their markers share ``open_marker``."""
+        """Makes a marker of one phase.
+
+        Args:
+            phase: code of the phase.
+            open_marker: phases count as nested if their markers share this object.
+            done: called with phase, begin in ns, end in ns and number of samples.
+        """
         self._phase = phase
         self._open = open_marker
         self._done = done

@@ -44,7 +44,7 @@ _STORE_ERRORS = (RuntimeError, OSError, ValueError, KeyError)
 
 
 def parameters_digest(models: Sequence[nn.Module]) -> str:
-    """Returns a BLAKE2b hash of the models' parameters; of a DDP model, of those kept equal by DDP.
+    """Returns a BLAKE2b hash of the parameters; of a DDP model only those that DDP keeps equal.
 
     Two ranks have the same hash only if all bits of their parameters are the same. Buffers are left
     out, because a forward pass may change them differently on each rank; DDP broadcasts rank 0's

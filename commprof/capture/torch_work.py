@@ -3,7 +3,7 @@
 DDP copies buffers into one tensor before their broadcast, and back afterwards. Its search for
 unused parameters visits each node of the autograd graph. Objects are pickled before their
 collectives and unpickled after them. A DataLoader starts worker processes and ends them.
-torch.compile compiles. The times go into the trace when capture stops.
+torch.compile compiles. The times of all this work go into the trace when capture stops.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _always(*_: Any) -> bool:
 
 
 def _searches(model: Any, *_: Any) -> bool:
-    """True if ``model._post_forward`` searches for unused parameters; it is called in any case."""
+    """True if the call of ``model._post_forward`` searches for unused parameters."""
     return bool(model.find_unused_parameters and not model.static_graph)
 
 
@@ -43,7 +43,7 @@ def _searches(model: Any, *_: Any) -> bool:
 _c10d = getattr(dist, "distributed_c10d", None)
 _workers = getattr(dataloader, "_MultiProcessingDataLoaderIter", None)
 #: By key in the trace's metadata: a private function of torch (owner and name), and a condition for
-#: noting its calls. DDP searches for unused parameters at the end of ``_post_forward``.
+#: noting its calls. DDP ends each forward pass with ``_post_forward``, which may search.
 _FUNCTIONS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "ddp_buffer_syncs": (DistributedDataParallel, "_sync_buffers", _always),
     "ddp_searches": (DistributedDataParallel, "_post_forward", _searches),

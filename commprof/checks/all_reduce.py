@@ -38,7 +38,7 @@ def measure(ranks: Ranks) -> tuple[list[str], str]:
 
 
 def _weight(rank: int) -> int:
-    """Returns the factor of a rank's values: ranks differ, and sums over many ranks stay small."""
+    """Returns the factor of a rank's values; small, so that sums over many ranks stay exact."""
     return rank % _WEIGHTS + 1
 
 

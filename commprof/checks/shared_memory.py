@@ -11,7 +11,8 @@ from commprof.checks.ranks import Ranks
 NAME = "/dev/shm"
 #: Number of bytes that the ring buffers of a rank's threads need.
 _NEEDED_BYTES = 16_000_000
-#: Containers get 64 MB by default; batches of DataLoader workers may need gigabytes.
+#: With fewer free bytes the check warns: batches of DataLoader workers may need gigabytes, and
+#: containers get 64 MB by default.
 _COMFORTABLE_BYTES = 1_000_000_000
 
 

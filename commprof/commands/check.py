@@ -89,7 +89,7 @@ def _launched(ranks: int) -> tuple[Outcome, ...]:
         )
         return read_outcomes(result)
     except RankFailedError:
-        kept = True  # the error message names a log in the directory
+        kept = True  # the directory stays, because the error message names a log in it
         raise
     finally:
         stop_fork_server()

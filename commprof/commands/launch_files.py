@@ -151,7 +151,7 @@ def _check_options(words: list[str], nodes: int, ranks_per_node: int) -> None:
             f"workload; put the script first, or leave out {given.script!r}"
         )
     if min(nodes, ranks_per_node) < 1 or (given.nproc, given.nnodes) != (None, None):
-        return  # refused by ClusterJob
+        return  # ClusterJob.check raises the error
     given.nnodes, given.nproc = nodes, ranks_per_node
     sizes = world_sizes_of(given)
     given.placement = place_ranks("none", given.threads_per_rank, sizes, nodes)

@@ -201,7 +201,8 @@ def _of_mpi(variables: Mapping[str, str], task: Launched, endpoint: str | None) 
         )
     else:
         port = number_of(variables, "MASTER_PORT", default=port)
-    # Only PMI's variables alone lack the rank within the host; ``hosts`` is then 1.
+    # Launchers that set only PMI's variables do not tell the rank within the host. ``hosts`` is 1
+    # for them, because they do not tell the number of ranks on the host either.
     local_rank = task.rank % local if task.local_rank is None else task.local_rank
     return LaunchedRank(
         "mpirun", task.rank, task.world_size, local_rank, local, hosts, address, port

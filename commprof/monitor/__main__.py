@@ -16,7 +16,10 @@ from commprof.monitor.settings import add_arguments, settings_of
 
 
 def main() -> int:
-    """Watches the job until its process ends or a signal arrives; returns the exit code."""
+    """Watches the job until the process ``--of-process`` ends, or a signal arrives.
+
+    Returns the exit code.
+    """
     parser = argparse.ArgumentParser(
         prog=invocation.module("commprof.monitor"), description=__doc__
     )

@@ -385,7 +385,7 @@ class JobTail:
         self._recent_bytes = recent_bytes
         self._only_rank = only_rank
         self._open: dict[Path, TraceTail] = {}
-        #: Tails of each rank's last attempt, by the rank in the file's name.
+        #: Tail of each rank's last attempt, by the rank in the file's name.
         self._last: dict[int, TraceTail] = {}
         #: Trace of each rank that is not followed; None if the trace is not known yet.
         self._left: dict[int, Path | None] = {}

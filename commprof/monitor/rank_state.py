@@ -123,9 +123,10 @@ class FollowedRank:
         self._on_device &= self.pending.keys()
 
     def forget_open(self, before_ns: int) -> None:
-        """Forgets all that began before ``before_ns``, because its end will not be recorded.
+        """Forgets operations issued before ``before_ns``: their ends will not be recorded.
 
-        If nothing newer was recorded, the next step that ends counts as the first step.
+        If nothing newer was recorded, also forgets the step and the finalisation under way: the
+        next step that ends counts as the first step.
         """
         self.pending = {
             i: operation for i, operation in self.pending.items() if operation.issue_ns >= before_ns

@@ -115,7 +115,7 @@ class HostState:
 
 @dataclass(frozen=True)
 class ArrivalState:
-    """Numbers of a rank's collectives in always-on mode, by knowledge of their last arrival."""
+    """Numbers of a rank's collectives in always-on mode, by what is known of the last arrival."""
 
     #: Number of collectives whose last rank to arrive is known.
     known: int

@@ -273,7 +273,7 @@ def _operation(row: KindRow) -> tuple[str, ...]:
 
 
 def _processes_grid(rows: Sequence[ProcessRow]) -> Grid:
-    """Returns the processes; their ranks only if one communicator has all of them."""
+    """Makes a table of processes; with ranks if one communicator has all processes."""
     left_out = {1} if all(row.rank is None for row in rows) else set[int]()
     shown = [place for place in range(len(_PROCESS_HEADERS)) if place not in left_out]
     cells = [tuple(_process(row)[place] for place in shown) for row in rows]

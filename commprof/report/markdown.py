@@ -82,7 +82,7 @@ def _section(section: Section) -> Iterator[str]:
     for caption, grid in section.grids:
         yield from ("", f"{_line(caption)}:", "", *_table(grid))
     for block in section.preformatted:
-        # Indented rather than fenced, since no text can end such a block.
+        # Indented rather than fenced: no text can end an indented block.
         yield from ("", *(f"    {line}" for line in block.splitlines()))
     if section.legend:
         yield from ("", _line(section.legend.replace("\n", " ")))

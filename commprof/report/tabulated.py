@@ -58,7 +58,7 @@ def tabulated(
 def _drawn(rows: Sequence[Sequence[Any]], headers: Sequence[str], align: Sequence[str]) -> str:
     import tabulate  # imported late, because the import takes 25 ms
 
-    padding, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # otherwise two spaces per header
+    padding, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # else headers widen by two
     try:
         return tabulate.tabulate(
             rows, headers=headers, tablefmt="simple", disable_numparse=True, colalign=align

@@ -71,7 +71,7 @@ def cautious_worth(*samples: Floats) -> float:
 
 #: Probability of a false alarm.
 SIGNIFICANCE = 0.05
-_EXACT_UP_TO = 30  # values in each sample; counting them takes milliseconds
+_EXACT_UP_TO = 30  # values in each sample; counting all choices of ranks takes milliseconds
 
 
 def rank_test(first: Sequence[float], second: Sequence[float]) -> float:

@@ -45,9 +45,9 @@ def _backend() -> str:
 def script_path() -> str:
     """Absolute path of the file that this process runs; empty if there is none, or not found."""
     file = str(getattr(sys.modules.get("__main__"), "__file__", None) or "")
-    # runpy leaves a relative path unchanged, and the script may have changed its working folder.
-    # The first entry of sys.path is then the script's folder; it is "" if Python was given no
-    # script.
+    # runpy leaves a relative path unchanged, and the script may have changed its working folder. So
+    # the path is also looked for in the script's folder, the first entry of sys.path; that entry is
+    # "" if Python was given no script.
     folder = sys.path[0] if sys.path else ""
     paths = [os.path.abspath(file)]
     if folder:

@@ -273,7 +273,7 @@ os.register_at_fork(after_in_child=_meetings.clear)
 
 
 def _ranks_per_host() -> int:
-    """Returns how many ranks the launcher started on this host; if unknown, assumes 8 at most."""
+    """Returns how many ranks the launcher started on this host; if unknown, 8 or the world size."""
     given = os.environ.get("LOCAL_WORLD_SIZE", "")
     return min(dist.get_world_size(), int(given) if given.isdigit() else 8)
 

@@ -58,7 +58,7 @@ def cap_every_model(cap_mb: float) -> None:
     Rank 0 reports once on stderr that a model's own cap was kept.
 
     Args:
-        cap_mb: the cap in MiB, as of DDP's ``bucket_cap_mb``.
+        cap_mb: the cap in MiB, the value for DDP's argument ``bucket_cap_mb``.
     """
     original = DistributedDataParallel.__init__
     signature = inspect.signature(original)

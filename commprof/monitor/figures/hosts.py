@@ -207,7 +207,7 @@ def rank_states(host: SeenHost, waited_for_s: Mapping[int, float]) -> Iterator[R
         waited_for_s: time that the other ranks waited for each rank.
 
     Raises:
-        ValueError: a figure that each rank has is missing.
+        ValueError: a figure that every listed rank must have is missing.
     """
     summary = host.summary
     if summary is None:
@@ -247,7 +247,10 @@ def rank_states(host: SeenHost, waited_for_s: Mapping[int, float]) -> Iterator[R
 
 
 def _column(columns: Mapping[str, list[float]], name: str, count: int) -> list[float]:
-    """Returns a column; None if no rank has this part."""
+    """Returns a column of ``count`` values; all are NaN if the column is missing.
+
+    Raises ValueError if a column of ``_PLAIN``, which every summary has, is missing.
+    """
     if name in _PLAIN and name not in columns:
         raise ValueError(f"figures.{name} is missing")
     return columns.get(name, [math.nan] * count)

@@ -185,7 +185,7 @@ class _Pending:
         return self.ends_steps or self._went_backward
 
     def has_ended(self, step: int) -> bool:
-        """True if the script marks steps, and no end of a step after ``step`` was recorded."""
+        """True if the script marks steps, and no later step than ``step`` was recorded to end."""
         return self.ends_steps and self.last_end <= step
 
     def add(self, records: Records) -> None:

@@ -24,7 +24,8 @@ from typing import Final
 from commprof.errors import UsageError
 
 PATH: Final = "/metrics"
-#: Type of ``prometheus_client.generate_latest``'s text; importing it would slow all commands down.
+#: Type of the text of ``prometheus_client.generate_latest``. The constant is copied, because
+#: importing the package would slow all commands down.
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 _MOST_CONNECTIONS: Final = 16

@@ -43,7 +43,7 @@ class HungProcess:
     state: str
     #: The state as a verb phrase, with a remedy if there is one: "is stopped ...; kill -CONT ...".
     sentence: str = ""
-    #: The verb phrase of several ranks whose processes are in this state.
+    #: The same for several ranks in this state: "are stopped ...; kill -CONT ...".
     of_several: str = ""
 
     @property

@@ -98,7 +98,7 @@ def _operation(operation: dict[str, Any], group: str) -> str:
 
 
 def _by_state(ranks: Sequence[_Rank], accused: set[int]) -> list[str]:
-    """Returns a line for the ranks in each state: first those at fault, then common states."""
+    """Returns a line per state: first states of ranks at fault, then those of most ranks."""
     alike: dict[Hashable, list[_Rank]] = {}
     for rank in ranks:
         alike.setdefault(_state(rank, accused), []).append(rank)

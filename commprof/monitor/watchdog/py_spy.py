@@ -71,7 +71,7 @@ def dump(pid: int) -> StackDump:
     return StackDump("", explained(done.stderr, pid))
 
 
-#: A frame of py-spy's main thread: "    all_gather (torch/distributed/distributed_c10d.py:3853)".
+#: A frame as py-spy prints it: "    all_gather (torch/distributed/distributed_c10d.py:3853)".
 _FRAME = re.compile(r"^ {4}.* \((?P<file>[^()]+):(?P<line>\d+)\)$")
 #: Frames of libraries; py-spy cuts their paths after ``site-packages/``.
 _OF_LIBRARY = re.compile(

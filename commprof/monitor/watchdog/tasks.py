@@ -104,7 +104,7 @@ class HangTask:
         self._threshold = threshold
         self._log = log
         self._open: HangFile | None = None
-        #: Rank whose native stacks are being read; below, the ranks and processes that follow.
+        #: Rank whose native stacks are being read; below, ranks and process ids to read next.
         self._native: tuple[int, py_spy.NativeDump] | None = None
         self._native_wanted: list[tuple[int, int]] = []
 

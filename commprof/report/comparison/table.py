@@ -25,9 +25,9 @@ programs on the machine may be the cause."""
 
 _SETTINGS = ("setting", "A", "B")
 _MOST_COLLECTIVES = 8
-#: Of a setting, at most this many characters are shown.
+#: Largest number of characters of a setting that are shown.
 _LONGEST = 60
-#: Of the common part before the first difference, at most this many characters are shown.
+#: Largest number of characters that are shown before the first difference of two settings.
 _BEFORE = 12
 
 

@@ -146,8 +146,8 @@ def _is_table(path: Path) -> bool:
 def write_tables(report: FullReport, folder: Path) -> dict[str, int]:
     """Writes all tables of a run into a folder; returns the number of rows of each table.
 
-    Older tables there are replaced once all are written, see :func:`check_folder`; if that fails,
-    the older tables stay, and newly written files are removed.
+    Older tables in the folder (see :func:`check_folder`) are replaced once all new ones are
+    written. If writing fails, the older tables stay, and newly written files are removed.
 
     Raises:
         CommprofError: no step and no collective was recorded.

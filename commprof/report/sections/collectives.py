@@ -117,8 +117,8 @@ def _rows_of(world: Shown) -> tuple[CollectiveRow, ...]:
 def unlisted(world: WorldResult) -> list[str]:
     """Returns a note on the exposed time that is in no row; empty if it is negligible.
 
-    Also empty for a long run, whose rows are from a sample of the steps: the exposed time of all
-    steps minus that of the rows is then not time in no row.
+    Also empty for a long run: its rows are from a sample of the steps, so their exposed time cannot
+    be subtracted from that of all steps.
     """
     if world.recording.sampled_steps:
         return []
