@@ -49,7 +49,7 @@ def _means_this_host_only(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:
-        return False  # a host name that is not an IP address
+        return False  # the host is given by its name, not by an IP address
 
 
 def interface_address(name: str) -> str:
@@ -74,6 +74,6 @@ def _towards(host: str) -> str:
             with socket.socket(family, kind, protocol) as probe:
                 probe.connect(target)
                 return str(probe.getsockname()[0])
-        except OSError as error:  # IPv6 may be switched off
+        except OSError as error:  # such as an IPv6 address if IPv6 is switched off
             failed = error
     raise failed or OSError(f"the name {host} has no IP address")

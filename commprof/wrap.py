@@ -67,7 +67,8 @@ def _run_script(path: str) -> None:
         runpy.run_path(path, run_name="__main__")
         return
     script = ModuleType("__main__")
-    absolute = os.path.join(os.getcwd(), path)  # as Python does: ".." may follow a symbolic link
+    # Not normalised, as in Python: a ".." after a symbolic link leads elsewhere.
+    absolute = os.path.join(os.getcwd(), path)
     vars(script).update(__file__=absolute, __cached__=None, __builtins__=builtins)
     code = compile(Path(path).read_bytes(), absolute, "exec", dont_inherit=True)
     sys.modules["__main__"] = script

@@ -53,7 +53,8 @@ class AutoPhases:
             updating: is called with an optimizer before each of its updates that is not compiled.
         """
         self._markers = markers
-        for marker in markers.values():  # only the Python recorder's markers can be compiled
+        # This concerns the Python recorder's markers: native markers are never compiled.
+        for marker in markers.values():
             uncompiled(marker.begin, callees=True)
             uncompiled(marker.end, callees=True)
         self._finder = finder
@@ -90,7 +91,7 @@ class AutoPhases:
         def before(
             optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Arguments | None:
-            # While a compiler traces the call, no phase begins: it must not get into the graph.
+            # No phase begins while a compiler traces the call: phases must not get into the graph.
             if _traced() or not self._installed:
                 return None
             marker.begin()
@@ -145,7 +146,8 @@ class AutoPhases:
         call (the object whose method was called).
         """
         original = original_of(getattr(owner, name))
-        # Every step runs this: each further frame or look-up costs hundreds of instructions.
+        # Looked up only once: every step calls ``marked``, in which each further look-up or frame
+        # costs hundreds of instructions.
         begin, end = marker.begin, marker.end
 
         @wraps(original)

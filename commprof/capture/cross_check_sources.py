@@ -224,7 +224,7 @@ def _log_now(model: DistributedDataParallel) -> dict[str, Any] | None:
             "own_exchange": _own_exchange(model, log),
         }
     except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError):
-        return None  # private to torch: it may be removed
+        return None  # the log's functions are private to torch, and may be removed
 
 
 def _group_name(model: DistributedDataParallel) -> str | None:
@@ -238,7 +238,7 @@ def _group_name(model: DistributedDataParallel) -> str | None:
 def _own_exchange(model: DistributedDataParallel, log: dict[str, Any]) -> str:
     """Returns the name of the hook or method that replaces DDP's all-reduce of its buckets.
 
-    Empty if none does.
+    Empty if DDP's own all-reduce runs.
     """
     if hook := log.get("comm_hook"):
         return f"the communication hook {hook}"

@@ -103,7 +103,7 @@ def _gpu() -> int:
     """Returns this rank's GPU: the one given to init_process_group, or else the current one."""
     if dist.is_available() and dist.is_initialized():
         given = getattr(dist.group.WORLD, "bound_device_id", None)
-        # it has an index: torch refuses a device_id without an index
+        # The given device has an index, because torch refuses a device_id without an index.
         if given is not None and given.type == "cuda":
             return int(given.index)
     return int(torch.cuda.current_device())

@@ -136,7 +136,7 @@ class PythonBucketHook:
 class ManualFinalize:
     """Records finalisations that the script makes itself.
 
-    Has the functions of the native module that it stands in for.
+    Its methods have the names of functions of the native module, and are called in their place.
     """
 
     def __init__(self, recorder: Any) -> None:

@@ -54,7 +54,7 @@ class StepFinder:
     def before_update(self, optimizer: object) -> None:
         """Called before an optimizer steps; only the outermost of nested updates is counted."""
         for place, known in enumerate(self._updating):
-            # its last update raised an exception, so that after_update was not called
+            # The optimizer is still in the list if its last update raised an exception.
             if known is optimizer:
                 del self._updating[place:]
                 break

@@ -174,7 +174,7 @@ def untrained_modules(model: DistributedDataParallel, trained: set[int]) -> list
     names: list[str] = []
     held: set[int] = set()
     for name, module in model.module.named_modules():
-        # A module's submodules come directly after it.
+        # Skips submodules of the last named module: they come directly after the module.
         if not name or (names and name.startswith(f"{names[-1]}.")):
             continue
         parts = {id(parameter) for parameter in module.parameters()} & chosen

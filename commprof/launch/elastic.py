@@ -322,7 +322,8 @@ def _log_file(log_dir: Path) -> Iterator[None]:
     """Redirects the log of torch's launcher from the terminal to a file in `log_dir`."""
     handler = logging.FileHandler(log_dir / LAUNCHER_LOG, mode="a", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk
+    # On a full disk, logging would print a traceback for every record.
+    handler.handleError = lambda record: None  # type: ignore[method-assign]
     handler.setLevel(logging.WARNING)
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [(logger, logger.handlers, logger.propagate) for logger in loggers]

@@ -86,7 +86,7 @@ def model_memory(job: Job, local_ranks: int | None = None) -> ModelMemory:
     if isinstance(plan.strategy, Fsdp):
         parts = plan.strategy.shard_size(job.world_size, local_ranks)
         units = plan.strategy.units(trainee) if parts > 1 else []
-        # number of bytes per gathered element
+        # number of bytes per gathered element; None: the same as in the shards
         low = 2 if plan.options.precision != "fp32" else None
         sizes = [_bytes([p for block in unit for p in block.parameters()], low) for unit in units]
         gathered = max(sizes, default=0)

@@ -105,7 +105,7 @@ class Monitor:
             self._poll()
             if not lived and not self._a_rank_runs:
                 break
-            # Counted since the last look, so that all work of the monitor between two looks counts.
+            # CPU time since the last look: it counts all work of the monitor between two looks.
             before_s, used_s = used_s, time.process_time()
             rest_s = min((used_s - before_s) / _OF_A_CORE, _LONGEST_S)
             rest_s = max(self._interval_s, rest_s)

@@ -202,7 +202,7 @@ class Observer:
             world.steps.add(rank, new[rank])
         try:
             world.advance(tails)
-        # these records contradict each other; later records may be consistent
+        # The new records contradict each other; later records may be consistent.
         except Exception as error:
             self._problems.append(f"some steps are left out: {type(error).__name__}: {error}")
             self._world = world = self._followed(tails)

@@ -132,8 +132,8 @@ def sentences(result: InspectorResult) -> list[str]:
         found.append(_steps(result.step))
     if result.mean.unsplit_s > 0:
         found.append(
-            f"Beyond that, it spends {_seconds(result.mean.unsplit_s)} in operations whose waiting "
-            "is not known."
+            f"Beyond that, a process spends {_seconds(result.mean.unsplit_s)} in operations whose "
+            "waiting is not known."
         )
     named = [late.process for late in result.late]
     slowest = result.lowest.lowest_bandwidth

@@ -58,7 +58,8 @@ def tabulated(
 def _drawn(rows: Sequence[Sequence[Any]], headers: Sequence[str], align: Sequence[str]) -> str:
     import tabulate  # imported late, because the import takes 25 ms
 
-    padding, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # else headers widen by two
+    # With tabulate's own padding, each header would be two characters wider.
+    padding, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0
     try:
         return tabulate.tabulate(
             rows, headers=headers, tablefmt="simple", disable_numparse=True, colalign=align

@@ -293,7 +293,7 @@ def ratio_of_rounds(
 def typical_of_rounds(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
     """Returns the typical value of a round, in the unit of ``values``.
 
-    It is estimated as in ``ratio_of_rounds``, and None under the same condition.
+    It is estimated as in ``ratio_of_rounds``; None for fewer than MIN_ROUNDS values.
     """
     return ratio_of_rounds(values, np.ones_like(values), confidence)
 

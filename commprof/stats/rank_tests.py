@@ -37,7 +37,8 @@ def lag_one(*samples: Floats) -> float:
 
     0 if all values are equal; ``LARGEST`` for samples of 3 values or fewer.
     """
-    # The mean of equal values has a rounding error, which all of their deviations would share.
+    # Samples of equal values are left out: the rounding error of their mean would look like a
+    # deviation that all values share.
     centred = [sample - sample.mean() for sample in samples if np.ptp(sample) > 0]
     if not centred:
         return 0.0

@@ -40,7 +40,7 @@ _ROOT = os.path.abspath(os.path.join(_HERE, "..", "..", ".."))
 def environment(directory: Path) -> dict[str, str]:
     """Returns the environment variables that make a Python process and its children record."""
     given = os.environ.get("PYTHONPATH")
-    # An empty entry, as in PYTHONPATH=:/lib, is the working directory.
+    # An empty entry, as in PYTHONPATH=:/lib, stays: it means the working directory.
     rest = given.split(os.pathsep) if given else []
     path = [_HERE, *(entry for entry in rest if entry != _HERE)]
     return {

@@ -65,7 +65,7 @@ class StoreLink(ABC):
         self._polls += 1
         self._poll()
         if self._polls >= _LOOKS:
-            self.pending = False  # the other rank does not record
+            self.pending = False  # presumably the other rank does not record
 
     @abstractmethod
     def agreed(self) -> bool:

@@ -205,7 +205,7 @@ class StreamWaits:
 
 
 def _named(stream: Any) -> tuple[int, int] | None:
-    """Returns a stream's device and id; None for None, which means the current stream."""
+    """Returns a stream's device and id; None for the current stream, which is given as None."""
     return None if stream is None else (int(stream.device_index), int(stream.stream_id))
 
 

@@ -120,7 +120,7 @@ INSPECTOR_METRICS: Final = (
     _metric(
         "counter",
         "lost_records_total",
-        "Records that ranks lack: of calls that other ranks of the communicator recorded.",
+        "Number of missing records: a rank has none of a call that another rank recorded.",
         _job(lambda state: state.lost_records),
     ),
     _metric(

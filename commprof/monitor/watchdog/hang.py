@@ -190,7 +190,7 @@ def find_hang(
     """
     alive = {rank for rank, process in processes.items() if process.state != DEAD}
     watched = [state for state in states if state.rank in alive]
-    # Comparing all pairs of ranks takes long in a large job, and is rarely needed.
+    # This is checked first, because comparing all pairs of ranks, below, takes long in large jobs.
     if all(_age_ns(one, one.pending.values(), now_ns) <= limit_ns for one in watched):
         return None
     edges = waits_of(states)

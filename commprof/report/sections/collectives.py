@@ -140,7 +140,7 @@ def collectives_grid(world: Shown, most_rows: int) -> Grid:
         headers[_HEADERS.index(_CALLS)] = "calls\n/rank"
     for column in (_FAILED, _GROUP):  # from right to left, so that indices stay valid
         values = {row[column] for row in rows}
-        # the column gives no information
+        # A column that gives no information is left out.
         if values == {"0"} if column == _FAILED else len(values) == 1:
             rows = [(*row[:column], *row[column + 1 :]) for row in rows]
             del headers[column]
@@ -193,7 +193,7 @@ def _phases(row: CollectiveRow) -> str:
 
 
 def _callers(row: CollectiveRow, width: int) -> list[str]:
-    """Returns lines with the most frequent caller and the number of others; none if unknown."""
+    """Returns lines with the most frequent caller and the number of others; empty if unknown."""
     if not row.callers:
         return []
     text, calls = row.callers[0]

@@ -26,7 +26,7 @@ _HEADERS = (
     *("scheme", "bucket", "size\nMB", "queue", "encode", "exchange", "reduce", "decode"),
     *("ready\nto done", "sent\nMB", "less", "error", "cosine", "residual", "zeroed"),
 )
-_QUALITY = 4  # number of last columns that show errors
+_QUALITY = 4  # the last 4 columns show errors
 
 
 def sections(report: FullReport, medium: Medium) -> Iterator[Section]:

@@ -16,7 +16,7 @@ largest resident memory from the first step on; at start: resident memory before
 GPU: peak of torch's allocator."""
 
 _HEADERS = ("ranks", "peak RSS\nmax", "\nmin", "at start", "GPU\nmax", "\nmin")
-_ON_CPU = 4  # number of columns on a CPU
+_ON_CPU = 4  # on a CPU only the first 4 columns are shown
 
 
 def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
