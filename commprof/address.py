@@ -12,7 +12,8 @@ from typing import Any
 import torch.distributed as dist
 
 _SIOCGIFADDR = 0x8915
-#: A documentation address (RFC 5737). Nothing is sent: the kernel only chooses a route to it.
+#: An address that no host has (RFC 5737), for which the kernel chooses the default route. Nothing
+#: is sent to it.
 _SOMEWHERE_ELSE = "192.0.2.1"
 _ANY_PORT = 9
 

@@ -187,7 +187,7 @@ def _scaling(finder: StepFinder) -> Callable[..., AbstractContextManager[None]]:
     return around
 
 
-#: The samples of a batch with more tensors and containers than this are not counted.
+#: Largest number of tensors and containers in a batch whose samples are counted.
 _MOST_ITEMS = 256
 
 
@@ -265,7 +265,8 @@ def _leaving(marker: Marker, closure: Callable[[], Any]) -> Callable[[], Any]:
     return left
 
 
-#: Not imported by this module: most scripts do not use FSDP, and the import takes time.
+#: FSDP's package, which this module does not import: most scripts do not use FSDP, and the import
+#: takes time.
 FSDP = "torch.distributed.fsdp"
 _CLASS, _FLAT_CLASS = "FSDPModule", "FullyShardedDataParallel"
 

@@ -23,7 +23,7 @@ from commprof.trace.run.processes import link_of
 
 _COUNTERS = Path("/proc/self/net/dev")
 _CLASS_NET = Path("/sys/class/net")
-#: Columns of the received and the sent bytes after an interface's name.
+#: Indices of the received and the sent bytes in the columns that follow an interface's name.
 _RECEIVED, _SENT = 0, 8
 #: Keys that are kept of DDP's log: its setup, and means over the iterations it sampled, in ns.
 _DDP_KEYS = (
@@ -36,9 +36,9 @@ _DDP_KEYS = (
 #: Keys for the bytes of parameters that a pass did not use: the newest, largest and smallest value.
 _UNUSED, _MOST_UNUSED = "unused_parameter_size", "most_unused_parameter_size"
 _LEAST_UNUSED = "least_unused_parameter_size"
-#: DDP updates its log in its first ten iterations, and then in one of every hundred. Reading it
-#: takes longer than recording a step. So it is read in a model's first forward pass. Each of these
-#: numbers then says after how many further passes the log is read again; the last number repeats.
+#: Numbers of forward passes from one read of a model's DDP log to the next. The first read is in
+#: the first pass; the last number repeats. DDP updates its log in its first ten iterations, and
+#: then in one of every hundred; reading the log takes longer than recording a step.
 _PASSES_TO_NEXT_READ = (1, 1, 2, 4, 2, 90, 100)
 #: Maximum number of models whose logs are kept. A report compares the log of a single model.
 _MOST_MODELS = 32

@@ -136,7 +136,7 @@ class Profiler:
         #: True if the process had a default group when capture started.
         self._had_group = False
         self._listeners: list[Listener] = []
-        #: True if rank 0 prints a line at the end of the capture.
+        #: True if rank 0 prints, at the end of the capture, where the traces are.
         self.says_end = False
         #: True if a launcher started the capture, which then lasts until the process ends.
         self.of_whole_job = False

@@ -133,8 +133,8 @@ class PythonRecorder:
         self._enabled = False
         self._complained = False
         self._documents_written = self._written = self._dropped = 0
-        #: The time when recording went off, 0 if it is on; and whether the trace says that
-        #: recording is off.
+        #: Time at which recording went off, 0 while recording is on; and whether the trace says
+        #: that recording is off.
         self._off_since_ns, self._off_written = 0, False
         self._last = PythonStats()
 

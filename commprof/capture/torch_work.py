@@ -43,7 +43,8 @@ def _searches(model: Any, *_: Any) -> bool:
 _c10d = getattr(dist, "distributed_c10d", None)
 _workers = getattr(dataloader, "_MultiProcessingDataLoaderIter", None)
 #: By key in the trace's metadata: a private function of torch (owner and name), and a condition for
-#: noting its calls. DDP ends each forward pass with ``_post_forward``, which may search.
+#: noting its calls. ``_post_forward``, the end of DDP's forward pass, may search for unused
+#: parameters.
 _FUNCTIONS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "ddp_buffer_syncs": (DistributedDataParallel, "_sync_buffers", _always),
     "ddp_searches": (DistributedDataParallel, "_post_forward", _searches),

@@ -36,7 +36,7 @@ _UPDATES = 10
 #: If there are more untrained modules than this, none is named: freezing only some of them would
 #: leave unused parameters.
 _MOST_MODULES = 8
-#: Time after the last looked-at update until the exchanges of all of them are in the trace.
+#: Time from the last of these updates until the exchanges of all these updates are in the trace.
 _WRITTEN_S = 0.5
 #: Libraries that communicate outside of torch.distributed, by the modules that a script imports.
 _OTHER_LIBRARIES = {

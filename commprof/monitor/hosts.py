@@ -27,7 +27,8 @@ from commprof.trace.host_summary import (
 from commprof.trace.run.processes import Here
 from commprof.units import ns_to_s
 
-#: For this long, ranks of other hosts are not followed: their hosts may still write a summary.
+#: For this long after the first look, ranks of other hosts are not followed: their hosts may still
+#: write a first summary.
 _GRACE_S: Final = 20.0
 #: Largest number of ranks of missing hosts whose traces are followed, which takes about 1 MB each.
 _MOST_FOLLOWED: Final = 256

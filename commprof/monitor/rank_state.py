@@ -30,8 +30,8 @@ _TAKEN = [
     *(Kind.FINALIZE_BEGIN, Kind.FINALIZE_END, Kind.DEVICE_WAIT),
 ]
 _ALL_REDUCE = OPS.index("all_reduce")
-#: Largest number of pending operations kept; the oldest are dropped. Backends may report no
-#: completions.
+#: Largest number of pending operations kept; the oldest are dropped. If a backend reports no
+#: completions, operations stay pending for two steps.
 _MOST_PENDING = 1024
 
 

@@ -7,9 +7,9 @@ import numpy.typing as npt
 
 #: Values are first limited to these percentiles, so that a few outliers do not form a group.
 _LIMITS = (5, 95)
-#: Values are two groups if the groups explain more of the variance of n values than ``_LEAST + _FEW
-#: / sqrt(n)``. In 95 % of samples from one normal distribution, the groups explain less (simulated,
-#: for n from 8 to 1000).
+#: n values count as two groups if a split into groups explains more of their variance than ``_LEAST
+#: + _FEW / sqrt(n)``. In 95 % of samples from one normal distribution, the best split explains less
+#: (simulated, for n from 8 to 1000).
 _LEAST, _FEW = 0.685, 0.65
 
 

@@ -26,7 +26,8 @@ _MOST_BYTES = 1 << 20
 _LISTS = ("world_sizes", "strategy", "trial")
 #: Options that read NAME:key=value,...; a file may give {NAME: {key: value}}.
 _SPECS = ("workload", "hook", "strategy", "trial")
-#: Pairs of options: if one is on the command line, the other is ignored if it is in the file.
+#: Pairs of options that exclude each other: if one is on the command line, the other one is ignored
+#: in the file.
 RIVALS = (
     *(("steps", "epochs"), ("nproc", "world_sizes")),
     *(("hook", "trial"), ("bucket_cap_mb", "trial"), ("fsdp", "trial")),

@@ -170,7 +170,7 @@ class RecentOperations:
         """
         self._expected_s = expected_s
         self._found: dict[tuple[int, str], _Operation] = {}
-        #: Bytes on the bus, transfer time and the profile's time (ns) per call, by operation.
+        #: By operation, for each call: bytes on the bus, transfer time and the profile's time (ns).
         self._transfers: dict[str, deque[tuple[float, float, float]]] = {}
 
     def add(self, new: NewSteps) -> None:

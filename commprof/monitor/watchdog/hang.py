@@ -72,8 +72,7 @@ class Hang:
     #: Seconds since the waiting rank issued ``operation``. None if no operation is pending, or if
     #: only ranks of other hosts wait, whose times cannot be compared with this host's.
     pending_s: float | None
-    #: Ranks at which that operation is pending; includes accused ranks only if they wait in a
-    #: circle.
+    #: Ranks at which ``operation`` is pending; without accused ranks unless they wait in a circle.
     waiting: tuple[int, ...]
     #: Age in seconds of the longest step or operation under way.
     waited_s: float

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 #: Largest number of ranks in one file.
 RANKS_OF_A_FILE = 128
-#: Rows after which a row group is written; it holds whole ranks.
+#: Number of rows from which a row group is written; a row group holds all rows of its ranks.
 _GROUP_ROWS = 1 << 16
 
 #: Name of the table with a row per kind of collective.

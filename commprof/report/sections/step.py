@@ -33,7 +33,7 @@ data + forward + backward + exposed + optimizer + other = step;  exposed = wait 
 exposed: communication ran and nothing else did; wait: until the last rank had arrived; transfer:
 after that. hidden: communication during other work."""
 
-#: The same if kernels of a GPU were recorded.
+#: Legend for recordings of other profilers that have the kernels of a GPU.
 KERNEL_LEGEND = """\
 Mean GPU time per step in ms, over ranks and steps:
 data + forward + backward + no phase + exposed + optimizer + copies + idle = step;
