@@ -28,13 +28,14 @@ time: mean of a rank in a call, as Inspector measures it; wait: its part before 
 transfer: median time of the rank that came last; busbw: of the transfer; with wait: of the whole
 time, as Inspector states it. size: as nccl-tests counts it. -: not known."""
 _COMMUNICATORS = """\
-last, part: the process that the others of this communicator waited for most, and its part of their
-waiting. It may be late only because it waited in another communicator: caused, above, tells where
-waiting began. time, wait: mean of a recorded rank."""
+last: the process that the others of this communicator waited for most; part: fraction of their
+waiting that was for this process. The process may be late only because it waited in another
+communicator: caused, above, tells where waiting began. time, wait: mean of a recorded rank."""
 _PROCESSES = """\
-caused: waiting of all others that began with the process, traced across communicators; waited: its
-own, and as a part of its time in collectives and messages; unsplit: time in operations whose
-waiting is not known. rank, if shown: in the communicator of all processes."""
+caused: time that all others waited because of the process, traced across communicators; waited:
+time that the process waited itself, and its fraction of the process's time in collectives and
+messages; unsplit: time in operations whose waiting is not known. rank, if shown: in the
+communicator of all processes."""
 _PROCESS_HEADERS = (
     *("process", "rank", "caused\ns", "waited\ns", "waited\n%", "time\ns"),
     "unsplit\ns",
