@@ -23,7 +23,7 @@ def hook_words(hook: str | None) -> str:
     return AS_RUN if hook is None else printable(hook) or "none"
 
 
-#: Words for a field of a scenario, from its value.
+#: By field of a scenario: a function that puts the field's value into words.
 _CHANGES: Final[dict[str, Callable[[Any], str]]] = {
     "bandwidth_bytes_per_s": lambda rate: f"{rate * 8e-9:.4g} Gbit/s",
     "latency_s": lambda latency: f"{latency * 1e6:.4g} µs",

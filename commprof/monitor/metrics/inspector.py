@@ -107,7 +107,7 @@ INSPECTOR_METRICS: Final = (
     _metric(
         "gauge",
         "transfer_seconds",
-        "Median transfer time of the latest calls: the time that a call takes its last rank.",
+        "Median transfer time of the latest calls: the time of a call on the rank that came last.",
         _kinds(lambda row: row.transfer_us / 1e6),
     ),
     _metric(
@@ -120,7 +120,7 @@ INSPECTOR_METRICS: Final = (
     _metric(
         "counter",
         "lost_records_total",
-        "Number of missing records: a rank has none of a call that another rank recorded.",
+        "Number of missing records: of calls that some ranks recorded, and other ranks did not.",
         _job(lambda state: state.lost_records),
     ),
     _metric(

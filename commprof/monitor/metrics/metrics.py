@@ -204,8 +204,8 @@ METRICS: Final = (
     ),
     _figure(
         "bandwidth_use_ratio",
-        "Time that the machine profile predicts for the recent operations on links that it has, "
-        "divided by the measured time.",
+        "Time that the machine profile predicts for the recent operations on links in the profile, "
+        "divided by their measured time.",
         values.bandwidth("of_profile"),
     ),
     _counter(
@@ -264,8 +264,8 @@ METRICS: Final = (
     ),
     _total(
         "arrivals",
-        "Collectives in always-on mode by their last arrival: of all ranks (known), of the ranks "
-        "that were seen (partial), or unknown.",
+        "Collectives in always-on mode, by whether the rank that arrived last is known: among all "
+        "ranks (known), only among the ranks that were seen (partial), or not at all (unknown).",
         values.arrivals,
     ),
     _total(
@@ -301,8 +301,8 @@ METRICS: Final = (
     ),
     _counter(
         "monitor_left_out_events",
-        "Events that the monitor skipped: a rank recorded too many in steps that not all ranks "
-        "completed.",
+        "Events that the monitor skipped, because a rank recorded too many events in steps that "
+        "not all ranks completed.",
         values.monitor("left_out_records"),
     ),
     _gauge(
