@@ -303,8 +303,8 @@ def attach(
     Raises:
         CommprofError: ``ddp`` is not a DDP model, or already has a communication hook, or has no
             gradient buckets; or the ranks do not agree on the compressor; or a ``COMMPROF_``
-            variable has a value that is not valid. In the last two cases, this may be called again
-            for the model.
+            variable has a value that is not valid. In the last two cases, ``attach`` may be
+            called again for the model.
     """
     if not isinstance(ddp, DistributedDataParallel):
         raise CommprofError(

@@ -108,7 +108,7 @@ class CrossCheckSources:
         self._counting_from = interface_bytes()
 
     def set_enabled(self, on: bool) -> None:
-        """Starts or stops counting bytes: only bytes sent while capture is on are compared."""
+        """Starts or stops counting bytes: only bytes that pass while capture is on count."""
         if on == (self._counting_from is not None):
             return
         now = interface_bytes()

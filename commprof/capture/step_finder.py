@@ -10,7 +10,7 @@ without an update of the leading optimizer in between, becomes the leading one. 
 two updates also ends a step if three conditions hold:
 
 - The leading optimizer led at its last two updates, and no other optimizer updated between them.
-- No third optimizer has updated since the last of them.
+- No third optimizer has updated since the last update of the leading optimizer.
 - The new optimizer never updated between two updates of the leading optimizer.
 
 An update inside a backward pass (an optimizer per parameter) or inside GradScaler counts when the

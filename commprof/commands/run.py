@@ -65,7 +65,7 @@ class RunCommand:
     def run(self, args: argparse.Namespace) -> int:
         """Runs one world size after another; reports the finished ones even if one fails.
 
-        If torchrun, srun or mpirun started this process as one rank, it runs only that rank.
+        If torchrun, srun or mpirun started this process as one rank, runs only that rank.
         """
         given = given_rank(os.environ, args.nnodes, args.rdzv_endpoint)
         if given is not None:

@@ -61,9 +61,9 @@ def launch(
     log_dir: directory for `rank_R.out`, `rank_R.err`, the launcher's warnings, and a failed rank's
     `rank_R.error.json`. rendezvous: how all machines' launchers meet. cpu_sets: CPUs of this
     machine's ranks, as in `Pinning.text`. attempt: index of the attempt in `run_attempts`; from 1
-    on, the names of the ranks' files in log_dir contain it. The processes share one fork server,
-    which stays for the next job (so that torch is imported once) until `stop_fork_server`, this
-    process's end, or a failure.
+    on, the names of the ranks' files in log_dir contain it. The ranks of all jobs come from
+    one fork server, which stays for the next job (so that torch is imported once) until
+    `stop_fork_server`, this process's end, or a failure.
 
     Raises UsageError before anything is started, RankFailedError for the first rank that failed,
     CommprofError if the rendezvous failed or the system refused an operation, such as writing a

@@ -176,7 +176,7 @@ def rank_and_world_size(variables: Mapping[str, str]) -> tuple[int, int] | None:
 
 
 def _unusable(variables: Mapping[str, str], needed: Sequence[str]) -> list[str]:
-    """Returns the variables that are unset or, unless they hold the address, not a number."""
+    """Returns the variables that are unset, or that should be a number and are not."""
     return [
         name
         for name in needed

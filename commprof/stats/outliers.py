@@ -1,4 +1,4 @@
-"""Computes the probability that a value lies so far from other values by chance."""
+"""Computes how probable it is that a value lies as far from other values as it does by chance."""
 
 from __future__ import annotations
 

@@ -118,7 +118,8 @@ def clock_identity() -> list[str]:
 def host_identity() -> list[str]:
     """Returns machine and network namespace; processes in which both are equal are on one host.
 
-    The machine is its boot id or, if that is unknown, the hostname. An unknown namespace is empty.
+    The machine is given by its boot id or, if that is unknown, by its hostname. An unknown
+    namespace is empty.
     """
     return [clock_identity()[0] or socket.gethostname(), link_of("/proc/self/ns/net")]
 

@@ -185,7 +185,7 @@ class _Pending:
         return self.ends_steps or self._went_backward
 
     def has_ended(self, step: int) -> bool:
-        """True if the script marks steps, and no later step than ``step`` was recorded to end."""
+        """True if the script marks steps, and no step after ``step`` has ended yet."""
         return self.ends_steps and self.last_end <= step
 
     def add(self, records: Records) -> None:

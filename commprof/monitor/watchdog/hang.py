@@ -223,8 +223,8 @@ def find_hang(
 def _known_to_pend(state: FollowedRank, edges: Mapping[int, Waits]) -> list[PendingOperation]:
     """Returns a rank's operations that are certainly pending.
 
-    If an operation's completion will not be recorded, it is known to be pending only while a needed
-    rank is absent.
+    If an operation's completion will not be recorded, it is known to be pending only while a rank
+    that the operation needs is absent.
     """
     loud = [one for one in state.pending.values() if not one.silent]
     return loud + [operation for operation, _ in edges[state.rank]]

@@ -137,7 +137,10 @@ def _together(alike: Sequence[_Rank]) -> list[str]:
 
 
 def _span(values: Sequence[float | None], before: str, after: str = "") -> str:
-    """Returns the smallest and the largest of the times, in s; empty if none is known."""
+    """Returns the range of the times in s as text between ``before`` and ``after``.
+
+    Empty if no time is known.
+    """
     known_values = [value for value in values if value is not None]
     if not known_values:
         return ""

@@ -166,7 +166,10 @@ class Sampler:
     """
 
     def __init__(self, pid: int, path: Path) -> None:
-        """Samples all threads, idle ones too; ``path`` gets each stack with its sample count."""
+        """Starts py-spy, which samples all threads, also idle ones, and writes to ``path``.
+
+        Each line of the file has a stack and its number of samples.
+        """
         self._pid = pid
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (see end)
         options = ("--threads", "--idle", "--nonblocking", "--format", "raw", "--rate", str(RATE))

@@ -164,7 +164,7 @@ def _strategy(row: StrategyRow) -> dict[str, Any]:
 
 
 def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, Any]:
-    """Returns one world size, under the keys that scaling reports of users often have."""
+    """Returns the figures of one world size, by keys that are common in users' scaling reports."""
     return {
         "timestamp": result.context["timestamp"],
         "num_processes": world.world_size,

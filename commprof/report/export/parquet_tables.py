@@ -1,8 +1,8 @@
 """Export of a run as a folder of Parquet tables, for DuckDB, Spark, Ray Data, Polars and others.
 
 The tables are ``steps`` and ``parts`` (a row per rank and measured step), ``collectives`` (per call
-of a rank in these steps) and ``waits`` (per rank, step, rank where the waiting began, and its
-activity there). Each table has one file per 128 ranks, in directories partitioned as in Hive:
+of a rank in these steps) and ``waits`` (per rank, step, rank where the waiting began, and activity
+of that rank). Each table has one file per 128 ranks, in directories partitioned as in Hive:
 ``TABLE/world_size=N/ranks=FIRST-LAST/part.parquet``. Names of columns include units; figures that
 are not known are null. Ranks that recorded no step appear only in the table ``kinds`` (per kind of
 collective over all ranks, one file per world size).
