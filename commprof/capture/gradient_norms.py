@@ -108,7 +108,7 @@ class GradientNorms:
         try:
             self._measure(parameter)
         except Exception as error:
-            # the hooks, which autograd is calling now, are removed at the update
+            # The hooks are removed at the optimizer's update: autograd is calling them now.
             self._give_up(error)
 
     def _measure(self, parameter: torch.Tensor) -> None:

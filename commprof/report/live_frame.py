@@ -149,7 +149,7 @@ def _hosts(state: JobState) -> list[str]:
 
 
 def _arrivals(state: JobState) -> list[str]:
-    """Returns a sentence on the collectives whose last rank is not, or not surely, known."""
+    """Returns a sentence on the collectives where it is not certain which rank came last."""
     counts = [rank.arrivals for rank in state.ranks if rank.arrivals is not None]
     unknown = sum(each.unknown for each in counts)
     partial = sum(each.partial for each in counts)

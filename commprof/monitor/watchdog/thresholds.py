@@ -15,7 +15,7 @@ OFF = "off"
 #: Limit of ``auto`` until ``_LEARN_STEPS`` steps have ended: compilers and first batches can take
 #: minutes.
 START_S = 300.0
-#: Smallest limit of ``auto``.
+#: Smallest limit that ``auto`` sets.
 FLOOR_S = 10.0
 _LEARN_STEPS = 10
 #: Number of recent steps that median and deviation cover.
