@@ -28,13 +28,13 @@ class GarbageCollections:
         self._spans: _native.native.GarbageSpans | None = None
 
     def install(self) -> None:
-        """Starts to note collections."""
+        """Starts to note garbage collections."""
         if _native.native_error is None:
             self._spans = _native.native.GarbageSpans()
             gc.callbacks.append(self._spans)
 
     def remove(self) -> None:
-        """Stops noting collections, and writes those that were noted into the trace."""
+        """Stops noting them, and writes those that were noted into the trace."""
         spans, self._spans = self._spans, None
         if spans is None or spans not in gc.callbacks:
             return

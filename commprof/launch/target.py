@@ -146,7 +146,7 @@ class WorkloadTarget:
         )
 
     def exit_code(self, error: RankFailedError) -> int:
-        """Returns the exit code of the error."""
+        """Returns the exit code that the error gives for the failed rank."""
         return error.exit_code
 
     def _job(self, world_size: int, directory: Path) -> Any:

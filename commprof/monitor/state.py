@@ -85,7 +85,7 @@ class GradientState:
     #: parameters' gradients.
     norm: float = math.nan
     layer_variance: float = math.nan
-    #: Total time that the measurements took.
+    #: Total time that the measurements of these norms took.
     cost_s: float = math.nan
 
 

@@ -48,7 +48,7 @@ def _page(context: Mapping[str, Any], parts: Iterable[Section]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Escapes text of unknown origin: one line, no link, no markup."""
+    """Returns text of unknown origin in one line, escaped so that Markdown sees no markup in it."""
     return _SPECIAL.sub(lambda found: _harmless(found[0]), printable(text).strip())
 
 

@@ -53,7 +53,7 @@ def _words(command: str) -> list[str]:
 
 
 def prose(text: str) -> list[str]:
-    """Breaks prose between words."""
+    """Breaks prose between words into lines of at most 80 columns."""
     return wrapped(text, WIDTH).splitlines()
 
 

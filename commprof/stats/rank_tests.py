@@ -72,7 +72,8 @@ def cautious_worth(*samples: Floats) -> float:
 
 #: Probability of a false alarm.
 SIGNIFICANCE = 0.05
-_EXACT_UP_TO = 30  # values in each sample; counting all choices of ranks takes milliseconds
+#: Up to this size of each sample, all choices of ranks are counted, which takes milliseconds.
+_EXACT_UP_TO = 30
 
 
 def rank_test(first: Sequence[float], second: Sequence[float]) -> float:

@@ -36,7 +36,7 @@ class DirectGroups:
         self._patches = Patches()
 
     def install(self) -> None:
-        """Starts watching; does nothing without the native module, or if torch has no groups."""
+        """Starts giving tokens; does nothing without the native module or torch's groups."""
         owner = getattr(dist, "ProcessGroup", None)
         original = getattr(owner, _REGISTER, None)
         if _native.native is None or original is None:
@@ -51,7 +51,7 @@ class DirectGroups:
         self._patches.replace(owner, _REGISTER, register)
 
     def remove(self) -> None:
-        """Stops watching."""
+        """Stops giving tokens to new groups."""
         self._patches.remove()
 
 

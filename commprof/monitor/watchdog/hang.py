@@ -96,7 +96,8 @@ class Hang:
             parts = self.mismatch.issued
         elif self.circle is not None:
             parts = self.circle.waiting
-        if parts:  # one rank of each group of ranks that differ, or of each link of the circle
+        # One rank of each group that issued something else, or of each link of the circle.
+        if parts:
             compared = ([rank for rank in ranks if rank in here][:1] for _, ranks in parts)
             return [rank for ranks in compared for rank in ranks]
         accused = [accusation.rank for accusation in self.accused if accusation.rank in here][

@@ -21,7 +21,7 @@ from commprof.monitor.watchdog.thresholds import Threshold
 from commprof.trace.run.endings import rank_and_attempt
 from commprof.trace.run.processes import identity
 
-#: Seconds between two checks.
+#: Seconds between two looks at the ranks' traces.
 LOOK_S = 0.5
 #: Looks between two searches for new traces.
 _SEARCH_EVERY = 4

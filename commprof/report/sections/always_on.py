@@ -151,7 +151,7 @@ def notes(
 
 
 def _about_waiting(summary: SummaryResult) -> list[str]:
-    """Returns sentences on the late rank, and on collectives whose last rank is unknown."""
+    """Returns sentences on the late rank, and on collectives whose last arrival is unknown."""
     arrivals = summary.arrivals
     found = []
     late = summary.late_rank
