@@ -147,7 +147,8 @@ def write_tables(report: FullReport, folder: Path) -> dict[str, int]:
     """Writes all tables of a run into a folder; returns the number of rows of each table.
 
     Older tables in the folder (see :func:`check_folder`) are replaced once all new ones are
-    written. If writing fails, the older tables stay, and newly written files are removed.
+    written. If writing fails before that, the older tables stay, and newly written files are
+    removed.
 
     Raises:
         CommprofError: no step and no collective was recorded.
