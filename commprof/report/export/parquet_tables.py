@@ -147,8 +147,8 @@ def write_tables(report: FullReport, folder: Path) -> dict[str, int]:
     """Writes all tables of a run into a folder; returns the number of rows of each table.
 
     Older tables in the folder (see :func:`check_folder`) are replaced once all new ones are
-    written. If writing fails before that, the older tables stay, and newly written files are
-    removed.
+    written. If writing or replacing fails, all of the older tables stay, and newly written files
+    are removed.
 
     Raises:
         CommprofError: no step and no collective was recorded.
@@ -172,11 +172,7 @@ def write_tables(report: FullReport, folder: Path) -> dict[str, int]:
         for world_size, kinds in _kinds(report).items():
             folder_of = partial / KINDS / f"world_size={world_size}"
             counts[KINDS] = counts.get(KINDS, 0) + _write_kinds(folder_of, kinds)
-        for table in SCHEMAS:
-            if (folder / table).exists():
-                os.replace(folder / table, partial / f"old_{table}")
-            if (partial / table).exists():
-                os.replace(partial / table, folder / table)
+        _replace_tables(folder, partial)
     except OSError as error:
         is_known = error.errno is not None and error.errno in errno.errorcode
         reason = os.strerror(error.errno or 0) if is_known else str(error)
@@ -190,6 +186,30 @@ def write_tables(report: FullReport, folder: Path) -> dict[str, int]:
             with suppress(OSError):  # the folder is not empty: it holds the tables
                 folder.rmdir()
     return counts
+
+
+def _replace_tables(folder: Path, partial: Path) -> None:
+    """Moves new tables from ``partial`` into a folder, and its older ones out: all, or none."""
+    replaced = []
+    try:
+        for table in SCHEMAS:
+            if (folder / table).exists():
+                os.replace(folder / table, _older(partial, table))
+            if (partial / table).exists():
+                os.replace(partial / table, folder / table)
+                replaced.append(table)
+    except BaseException:
+        for table in replaced:
+            shutil.rmtree(folder / table, ignore_errors=True)
+        for table in SCHEMAS:
+            if (older := _older(partial, table)).exists():
+                with suppress(OSError):
+                    os.replace(older, folder / table)
+        raise
+
+
+def _older(partial: Path, table: str) -> Path:
+    return partial / f"old_{table}"
 
 
 def unknown_lines(report: FullReport) -> Iterator[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import resource
 import sys
@@ -243,6 +245,29 @@ def test_a_full_disk_leaves_no_part_of_a_table(
     assert "t: File too large; what was written of them is removed" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     assert folder.exists() == existed
+
+
+def test_a_table_that_cannot_be_replaced_leaves_all_older_tables(
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "t"
+    words = ["report", str(run), "--format", "parquet", "-o", str(folder)]
+    assert main(words) == 0
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")}
+    replace = os.replace
+
+    def fails_late(source: Path, target: Path) -> None:
+        if target == folder / "collectives" and not source.name.startswith("old_"):
+            raise OSError(errno.EBUSY, "busy")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fails_late)
+    assert main([*words, "--force"]) == 2
+    assert "t: Device or resource busy; what was written of" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")} == before
 
 
 def test_of_ranks_without_steps_the_kinds_of_collectives_are_written(
