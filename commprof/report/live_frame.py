@@ -38,8 +38,10 @@ def frame(state: JobState, run: str, width: int) -> list[str]:
     lines = [_heading(state, run), ""]
     lines += _table(shown, width)
     if len(shown) < len(state.ranks):
+        failed = "those that failed, and " if any(rank.failed for rank in shown) else ""
         lines.append(
-            f"{len(shown)} of {len(state.ranks)} ranks: those for which the others wait longest."
+            f"{len(shown)} of {len(state.ranks)} ranks: {failed}those for which the others wait "
+            "longest."
         )
     lines += ["", _late(state), *_bandwidth(state), *_losses(state)]
     return [printable(line)[:width].rstrip() for line in lines]

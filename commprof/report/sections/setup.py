@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from commprof.analysis.cores import usable_cores
+from commprof.text import counted
 
 
 def setup_text(context: Mapping[str, Any]) -> str:
@@ -18,7 +19,7 @@ def setup_text(context: Mapping[str, Any]) -> str:
         return f"{_backend(context)}, recorded by commprof's plugin of NCCL, {cores}"
     return (
         f"{_training(context)}{_backend(context)}, torch {context['torch']}, "
-        f"{context['capture']} capture, {context['threads_per_rank']} thread(s) per rank"
+        f"{context['capture']} capture, {counted(context['threads_per_rank'], 'thread')} per rank"
         f"{_source(context)}{_pinned(context)}, "
         f"{cores}"
     )

@@ -102,7 +102,7 @@ def test_ranks_ran_where_they_were_pinned(run: Run) -> None:
     assert pinned["disjoint"] == seen[0].isdisjoint(seen[1])
     assert pinned["disjoint"] == (len(cpus) >= 2)
     assert "Ranks were pinned to CPUs (cores). At world size 2, the" in run.out
-    assert "1 thread(s) per rank (OMP_NUM_THREADS) pinned (cores)" in run.out.replace("\n", " ")
+    assert "1 thread per rank (OMP_NUM_THREADS) pinned (cores)" in run.out.replace("\n", " ")
 
 
 def test_the_run_directory_holds_command_versions_and_changes_but_no_secret(run: Run) -> None:

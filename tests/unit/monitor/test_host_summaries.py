@@ -663,6 +663,9 @@ def test_of_many_ranks_top_shows_those_that_cost_most(tmp_path: Path) -> None:
     assert len(shown) == 16
     assert {"3", "70", "90"} <= set(shown)
     text = "\n".join(frame(job_state(100, ranks=ranks), "run", 200))
+    assert "16 of 100 ranks: those that failed, and those for which the others wait long" in text
+    none_failed = tuple(replace(rank, failed=False) for rank in ranks)
+    text = "\n".join(frame(job_state(100, ranks=none_failed), "run", 200))
     assert "16 of 100 ranks: those for which the others wait longest" in text
     few = frame(job_state(64, ranks=ranks[:64]), "run", 200)
     assert "of 64 ranks" not in "\n".join(few)
