@@ -13,7 +13,6 @@ import csv
 import io
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,6 +24,7 @@ from commprof.recordings.nccl_tests_rows import (
     TestedFigure,
     about_operation,
     about_roots,
+    element_bytes,
     in_rounds,
     number,
     operation,
@@ -33,8 +33,6 @@ from commprof.recordings.nccl_tests_rows import (
 
 #: Half of the last digit that ``%lf`` and ``std::to_string`` write.
 _HALF_DIGIT = 5e-7
-_BYTES = {"half": 2, "bfloat16": 2, "double": 8, "int64": 8, "uint64": 8, "float": 4, "int": 4}
-_ONE_BYTE = re.compile(r"u?int8|char|fp8.*|f8.*")
 #: Operations whose calls state the number of elements of one rank's part.
 _OF_PARTS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 
@@ -234,9 +232,7 @@ def _record_row(record: Mapping[str, str]) -> NcclTestsRow | None:
 
 def _count(op: str, row: NcclTestsRow, ranks: int) -> int:
     """Number of elements as NCCL's call counts them; 0 if the type is unknown."""
-    width = 1 if _ONE_BYTE.fullmatch(row.dtype) else _BYTES.get(row.dtype.replace("uint32", "int"))
-    if width is None:
-        width = 4 if row.dtype in ("int32", "uint32") else 0
+    width = element_bytes(row.dtype)
     parts = ranks if op in _OF_PARTS else 1
     return row.size_bytes // (width * parts) if width else 0
 

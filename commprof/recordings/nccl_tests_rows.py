@@ -12,6 +12,12 @@ from commprof.text import counted
 _CELL = re.compile(r"[-+]?(?:\d+\.?(?P<decimals>\d*)|\.\d+)(?:[eE](?P<power>[-+]?\d+))?")
 #: If at most this share of the rows contradict themselves, those rows count as damaged.
 _DAMAGED = 0.1
+#: A bandwidth with this many times its last half digit, or more, tells a factor.
+_EXACT = 200
+#: Difference of busbw / algbw from 1 that is one of factors, not of digits.
+_NEAR = 0.02
+_BYTES = {"half": 2, "bfloat16": 2, "double": 8, "int64": 8, "uint64": 8, "float": 4, "int": 4}
+_ONE_BYTE = re.compile(r"u?int8|char|fp8.*|f8.*")
 #: Rounding of the programs' own arithmetic.
 _ROUNDING = 1e-3
 #: A program of nccl-tests that measures no collective of NCCL's.
@@ -113,6 +119,13 @@ def figure(cell: str) -> TestedFigure | None:
     return TestedFigure(float(cell), unit / 2)
 
 
+def element_bytes(dtype: str) -> int:
+    """Returns the bytes of an element of a type; 0 if the type is unknown."""
+    if _ONE_BYTE.fullmatch(dtype):
+        return 1
+    return _BYTES.get(dtype.replace("int32", "int").replace("uint", "int"), 0)
+
+
 def operation(program: str, stem: str, columns: Sequence[str]) -> str:
     """Returns the operation, from the program's name or the name of the file.
 
@@ -132,6 +145,32 @@ def operation(program: str, stem: str, columns: Sequence[str]) -> str:
             "has the right one"
         )
     raise ValueError("it does not name its operation; put the operation into the file's name")
+
+
+def operation_of_rows(rows: Sequence[NcclTestsRow]) -> str:
+    """Returns the operation that redop, root, sizes and busbw / algbw show; empty if several fit.
+
+    busbw / algbw is 2 (n - 1) / n for all_reduce, which exceeds 1 from three ranks on, and at most
+    1 for the others. Only reduce has a reduction and a root. Of the others with a root, only
+    broadcast has busbw equal to algbw, and buffers that hold no part per rank.
+    """
+    exact = [
+        row.busbw.value / row.algbw.value
+        for row in rows
+        if row.algbw and row.busbw and row.algbw.value > _EXACT * row.algbw.half_digit
+    ]
+    reduces, rooted = {bool(row.redop) for row in rows}, {row.root >= 0 for row in rows}
+    if not exact or len(reduces) > 1 or len(rooted) > 1:
+        return ""
+    whole = all(row.size_bytes == row.count * element_bytes(row.dtype) for row in rows)
+    has_factor_1 = max(abs(ratio - 1) for ratio in exact) < _NEAR
+    if True in reduces and True in rooted:
+        return "reduce" if has_factor_1 else ""
+    if True in reduces:
+        if min(exact) > 1 + _NEAR and whole:
+            return "all_reduce"
+        return "reduce_scatter" if max(exact) < 1 - _NEAR else ""
+    return "broadcast" if True in rooted and has_factor_1 and whole else ""
 
 
 def about_operation(program: str) -> list[str]:

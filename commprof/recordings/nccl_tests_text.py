@@ -25,6 +25,7 @@ from commprof.recordings.nccl_tests_rows import (
     about_roots,
     in_rounds,
     operation,
+    operation_of_rows,
     without_contradictions,
 )
 from commprof.recordings.nccl_tests_table import HEADER, Table
@@ -127,12 +128,6 @@ def read_text(path: Path) -> tuple[NcclTestsLog, ...]:
     sections = content.sections
     if not sections:
         raise ValueError("it has no line of column names")
-    unnamed = {section.table.columns for section in sections if not section.program}
-    if len(unnamed) > 1 or (unnamed and any(section.program for section in sections)):
-        raise ValueError(
-            f"it holds {len(sections)} results and does not name the operation of each; put each "
-            "result into its own file"
-        )
     logs = list(_logs(path.stem, content))
     if len({log.hosts for log in logs if log.rows}) > 1:
         raise ValueError(
@@ -178,8 +173,12 @@ def _times_us(log: NcclTestsLog) -> dict[tuple[int, str, str], float]:
 def _logs(stem: str, content: _Content) -> Iterator[NcclTestsLog]:
     """Yields one log for each operation and set of devices; ``stem``: the file's name."""
     parts: dict[tuple[str, frozenset[_Device]], list[_Section]] = {}
+    derived = set[str]()
     for section in content.sections:
-        op = operation(section.program or content.program, stem, section.table.columns)
+        op = _operation(section, content, stem)
+        if not op:
+            op = operation_of_rows(section.rows)
+            derived.add(op)
         devices = frozenset(section.about.devices or content.devices)
         parts.setdefault((op, devices), []).append(section)
     for (op, devices), sections in parts.items():
@@ -187,6 +186,10 @@ def _logs(stem: str, content: _Content) -> Iterator[NcclTestsLog]:
         for section in sections:
             rows += in_rounds(section.rows, max((row.round for row in rows), default=-1) + 1)
         remarks = [*about_operation(sections[0].program or content.program), *about_roots(rows)]
+        if op in derived:
+            remarks.append(
+                f"it does not name its operation, which by redop, root and busbw / algbw is {op}"
+            )
         runs = sum(bool(section.rows) for section in sections)
         if runs > 1:
             remarks.append(
@@ -198,6 +201,31 @@ def _logs(stem: str, content: _Content) -> Iterator[NcclTestsLog]:
         ranks, hosts, of_ranks = _took_part(op, devices, rows)
         rows, of_rows = without_contradictions(rows, ranks)
         yield NcclTestsLog(op, ranks, hosts, tuple(rows), (*remarks, *of_rows, *of_ranks))
+
+
+def _operation(section: _Section, content: _Content, stem: str) -> str:
+    """Returns the operation that a name tells; empty if only the rows tell it.
+
+    A name elsewhere in the file, or the file's own name, counts only if it can be of all tables.
+
+    Raises:
+        ValueError: neither a name nor the rows tell it.
+    """
+    unnamed = {other.table.columns for other in content.sections if not other.program}
+    is_of_each = len(unnamed) > 1 or any(other.program for other in content.sections)
+    if not section.program and is_of_each:
+        if not operation_of_rows(section.rows):
+            raise ValueError(
+                f"it holds {len(content.sections)} results and does not name the operation of "
+                "each; put each result into its own file"
+            )
+        return ""
+    try:
+        return operation(section.program or content.program, stem, section.table.columns)
+    except ValueError:
+        if section.program or not operation_of_rows(section.rows):
+            raise
+        return ""
 
 
 def _took_part(

@@ -505,6 +505,71 @@ def test_several_operations_in_one_log(tmp_path: Path) -> None:
     ]
 
 
+def told_by_rows(
+    ratio: float, redop: str = "sum", root: int = -1, parts: int = 1, listed: int = 8
+) -> str:
+    """A log in which nothing names the operation; buffers hold ``parts`` parts of the ranks."""
+    rows = "".join(
+        f"{size:12d}  {size // 4 // parts:12d}     float    {redop:>4}      {root:2d}"
+        + 2 * f"  {shown(time_us(size), 7)}  {algbw:6.2f}  {ratio * algbw:6.2f}       0"
+        + "\n"
+        for size in SIZES
+        for algbw in (size / time_us(size) / 1e3,)
+    )
+    columns = "time   algbw   busbw  #wrong"
+    return (
+        f"# nThread 1 nGpus 1\n{devices(listed)}#\n#   out-of-place   in-place\n"
+        f"#       size         count      type   redop    root  {columns}  {columns}\n{rows}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "op"),
+    [
+        (told_by_rows(1.75), "all_reduce"),
+        (told_by_rows(1.5, listed=4), "all_reduce"),
+        (told_by_rows(1.75, listed=0), "all_reduce"),
+        (told_by_rows(0.875, parts=8), "reduce_scatter"),
+        (told_by_rows(1.0, root=0), "reduce"),
+        (told_by_rows(1.0, "none", root=0), "broadcast"),
+    ],
+)
+def test_an_operation_that_nothing_names_is_told_by_its_rows(
+    tmp_path: Path, text: str, op: str
+) -> None:
+    log = log_of(tmp_path, text)
+    ranks = 4 if text.count("Rank") == 4 else 8
+    assert (log.op, log.ranks, len(log.rows)) == (op, ranks, 20)
+    assert f"it does not name its operation, which by redop, root and busbw / algbw is {op}" in (
+        log.remarks
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        told_by_rows(1.0, listed=2),  # all_reduce of two ranks, or an old reduce_scatter
+        told_by_rows(0.875, "none", parts=8),  # all_gather or all_to_all
+        told_by_rows(1.0, "none"),  # send_recv, or an old all_gather
+        told_by_rows(0.875, "none", root=0, parts=8),  # gather or scatter
+    ],
+)
+def test_an_operation_that_the_rows_do_not_tell_must_be_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "job.out"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"name its operation|all_reduce or reduce_scatter"):
+        read_nccl_tests(path)
+
+
+def test_a_table_without_a_name_beside_named_ones_is_told_by_its_rows(tmp_path: Path) -> None:
+    path = tmp_path / "all.out"
+    named = head(devices(8), "all_gather_perf") + table(8, op="all_gather")
+    path.write_text(named + told_by_rows(1.75))
+    assert [(log.op, len(log.rows)) for log in read_nccl_tests(path)] == [
+        *(("all_gather", 20), ("all_reduce", 20))
+    ]
+
+
 def test_processes_that_measured_alone_are_said_to(tmp_path: Path) -> None:
     """A build without MPI under mpirun: both processes are rank 0, and print a table each."""
     listed = devices(1) + devices(1).replace("node0", "node1")
