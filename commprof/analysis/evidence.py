@@ -93,6 +93,8 @@ class RecordedKinds(FieldGroup):
     collectives: bool
     #: True if forward passes were recorded.
     forward: bool
+    #: False if nothing tells how many ranks the job has.
+    job_size: bool = True
 
 
 @dataclass(frozen=True)
@@ -278,6 +280,7 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
             work=not any(map(_lacks_work, traces)) or all(map(_lacks_work, traces)),
             collectives=not by_python or world_size < 2 or any(map(len, seen.tables)),
             forward=any(float(part.work.forward_ns.sum()) > 0 for part in seen.measured),
+            job_size=all(each.job_size for each in facts),
         ),
         device_timing=DeviceTiming(
             on_all_ranks=all(timed),
@@ -416,6 +419,8 @@ def _no_clock(of: Evidence) -> str:
 
 
 def _no_ranks(of: Evidence) -> str:
+    if not of.recorded.job_size:
+        return "the recording does not say how many ranks the job has"
     return no_trace_from(of.missing_ranks)
 
 
@@ -425,7 +430,7 @@ def no_trace_from(missing_ranks: Sequence[int]) -> str:
 
 
 def _no_waiting(of: Evidence) -> str:
-    if of.world_size < 2:
+    if of.world_size < 2 and of.recorded.job_size:
         return "there is only one rank"
     if not of.split.exposed_ms > 0:
         return "no rank waited"

@@ -89,7 +89,7 @@ def next_step(
     """
     own_part = max((part for part in step.parts_ms if part != "communication"), key=step.share)
     own_work = words[own_part]
-    if world.world_size < 2:
+    if world.world_size < 2 and world.evidence.recorded.job_size:
         return NextStep("", "")
     apart = world.communication.apart
     if apart is not None and apart.advice:

@@ -205,11 +205,12 @@ def _words(world: WorldResult, step: MeanStep) -> Mapping[str, str]:
 
 
 def _ranks(world: WorldResult) -> str:
-    """Returns the number of ranks as text, and of recorded ranks if some are missing."""
+    """Returns the number of ranks as text, and of recorded ranks if others may be missing."""
     ranks = counted(world.world_size, "rank")
-    if not world.recording.missing_ranks:
-        return ranks
-    return f"{ranks} ({world.world_size - len(world.recording.missing_ranks)} recorded)"
+    recorded_ranks = world.world_size - len(world.recording.missing_ranks)
+    if not world.evidence.recorded.job_size:
+        return f"an unknown number of ranks ({recorded_ranks} recorded)"
+    return f"{ranks} ({recorded_ranks} recorded)" if world.recording.missing_ranks else ranks
 
 
 def _headline(

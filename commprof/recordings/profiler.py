@@ -23,7 +23,7 @@ from commprof.recordings.profiler_call_columns import CallColumns, CallKinds
 from commprof.recordings.profiler_calls import ROOTED, Call, of_job
 from commprof.recordings.profiler_collectives import OF_FEW
 from commprof.recordings.profiler_events import read_events
-from commprof.recordings.profiler_groups import listed_groups, with_group
+from commprof.recordings.profiler_groups import listed_groups, of_unknown_job, with_group
 from commprof.recordings.profiler_rank import (
     RankRecording,
     rank_in_name,
@@ -117,11 +117,16 @@ def _recording(path: Path, read: list[RankRecording], problems: list[str]) -> Re
     by_rank, about_ranks = _by_rank(recordings)
     caveats += about_ranks
     world_size = max(_world_size(recordings), max(by_rank) + 1)
+    size_known = bool(_world_size(recordings)) or 1 < len(by_rank) == world_size
     if not any(recording.calls for recording in recordings):
         raise CommprofError(_no_communication(path, recordings))
     kinds = CallKinds()
     by_rank = {
-        rank: replace(recording, calls=_with_groups(recording, rank, world_size, kinds))
+        rank: replace(
+            recording,
+            calls=_with_groups(recording, rank, world_size if size_known else 0, kinds),
+            job_size_known=size_known,
+        )
         for rank, recording in by_rank.items()
     }
     by_rank, without_kernels = _with_times(_with_distinct_groups(by_rank))
@@ -131,7 +136,7 @@ def _recording(path: Path, read: list[RankRecording], problems: list[str]) -> Re
     dtypes = sorted(
         {kind.dtype for recording in by_rank.values() for kind in recording.calls.used()}
     )
-    caveats += counted_so + _about_calls(by_rank)
+    caveats += counted_so + _about_size(recordings, size_known) + _about_calls(by_rank, size_known)
     begin_ns = min(map(_begin_ns, by_rank.values()))
     read.clear()
     recordings.clear()
@@ -144,7 +149,7 @@ def _recording(path: Path, read: list[RankRecording], problems: list[str]) -> Re
             compared, about_clocks = with_compared_clocks(list(traces.values()))
             traces = dict(zip(traces, compared, strict=True))
             caveats.append(about_clocks)
-    elif world_size > 1:
+    elif world_size > 1 and size_known:
         caveats.append(
             f"only rank {next(iter(traces))} was recorded: the arrivals of the other ranks are not "
             "known, so neither waiting nor transfer is known"
@@ -159,7 +164,7 @@ def _recording(path: Path, read: list[RankRecording], problems: list[str]) -> Re
 
 
 def _world_size(recordings: Sequence[RankRecording]) -> int:
-    """Returns the number of ranks, as the files or their groups state it."""
+    """Returns the number of ranks, as the files or their groups state it; 0 if none does."""
     # Sizes of groups that follow from tensors on the host count only if nothing else shows the
     # job's size.
     telling = [
@@ -174,8 +179,10 @@ def _world_size(recordings: Sequence[RankRecording]) -> int:
 def _with_groups(
     recording: RankRecording, rank: int, world_size: int, kinds: CallKinds
 ) -> CallColumns:
-    if recording.device is not None:
+    if recording.device is not None and world_size:
         return recording.calls.changed(lambda kind: of_job(kind, world_size), kinds)
+    if recording.device is not None:
+        return recording.calls.changed(of_unknown_job, kinds)
     listed = listed_groups(recording.events.about)
     return recording.calls.changed(lambda kind: with_group(kind, listed, rank, world_size), kinds)
 
@@ -496,7 +503,19 @@ def _one_clock(traces: dict[int, Trace]) -> bool:
     return len(machines) == 1
 
 
-def _about_calls(by_rank: dict[int, RankRecording]) -> list[str]:
+def _about_size(recordings: Sequence[RankRecording], size_known: bool) -> list[str]:
+    """Returns a caveat if no file states how many ranks the job has."""
+    if not size_known:
+        return [
+            "no file says how many ranks the job has, so the process groups of its collectives are "
+            "not known, and neither are waiting, transfer and busbw"
+        ]
+    if _world_size(recordings):
+        return []
+    return ["no file says how many ranks the job has: the recorded ones count as all of them"]
+
+
+def _about_calls(by_rank: dict[int, RankRecording], size_known: bool) -> list[str]:
     """Returns caveats about kinds of calls for which some figures cannot be known."""
     ops, of_none = Counter[str](), 0
     for recording in by_rank.values():
@@ -512,7 +531,7 @@ def _about_calls(by_rank: dict[int, RankRecording]) -> list[str]:
             f"waiting and transfer cannot be separated in {counted(messages, 'kernel')} of send, "
             "recv or an unknown operation"
         )
-    if of_none:
+    if of_none and size_known:
         caveats.append(
             f"the process group of {counted(of_none, 'call')} is not recorded, and several of the "
             "job's groups, or none, fit: waiting and transfer are not known"

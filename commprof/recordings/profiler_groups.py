@@ -67,12 +67,14 @@ def with_group(
             it.
         listed: see :func:`listed_groups`.
         rank: global rank that made the call.
-        world_size: number of ranks of the job.
+        world_size: number of ranks of the job; 0 if not known.
     """
     if call.group:
         return _with_sizes(call)
     if call.group_size > world_size:
         call = replace(call, group_size=0)
+    if listed is None and not world_size:
+        return of_unknown_job(call)
     everyone = ListedGroup("", "", tuple(range(world_size)), world_size, frozenset())
     if listed is None:
         # In a job of two ranks, or if the call's group is as large as the job, the group has all
@@ -101,6 +103,11 @@ def with_group(
             group_ranks=ranks,
         )
     )
+
+
+def of_unknown_job(call: Call) -> Call:
+    """Returns the call without a group if nothing tells how many ranks its group has."""
+    return call if call.group_size else _with_sizes(replace(call, group_known=False))
 
 
 def _with_sizes(call: Call) -> Call:

@@ -80,6 +80,8 @@ class RankRecording:
     windows_ns: tuple[int, ...] = ()
     #: True if a device computed and the host transferred: the calls then have the host's times.
     by_host: bool = False
+    #: False if nothing in the job's recordings tells how many ranks it has.
+    job_size_known: bool = True
 
 
 def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
@@ -200,7 +202,7 @@ def _recorded(recording: RankRecording, seqs: Ints) -> Recorded:
     of_host = has_operators or events.issued.any_named(is_operator_of_c10d)
     return Recorded(
         device=recording.device is not None,
-        training_thread=len(recording.host.ran_ns) > 0 if recording.device is None else of_host,
+        training_thread=_ran_in_a_step(recording) if recording.device is None else of_host,
         times=calls.timed,
         number=(calls.seq == seqs) & (seqs >= 0),
         operation=calls.of_kind(_tells_operation, np.bool_),
@@ -211,7 +213,15 @@ def _recorded(recording: RankRecording, seqs: Ints) -> Recorded:
         root=calls.of_kind(_tells_root, np.bool_),
         phase=None if recording.device is None else phases_of_launches(recording.events, calls),
         steps_marked=not recording.steps.repeats,
+        job_size=recording.job_size_known,
     )
+
+
+def _ran_in_a_step(recording: RankRecording) -> bool:
+    """True if the training thread has an event within a step, besides the step's own range."""
+    ran_ns, steps = recording.host.ran_ns, recording.steps
+    before = np.searchsorted(ran_ns, steps.begin_ns, side="right")
+    return bool((np.searchsorted(ran_ns, steps.end_ns, side="left") > before).any())
 
 
 def _tells_operation(kind: Call) -> bool:

@@ -49,3 +49,5 @@ class Recorded:
     #: calls, or the whole recording, count as steps: such a step may be a part of a real step, or
     #: hold several.
     steps_marked: bool = True
+    #: False if nothing tells how many ranks the job has: a single recorded rank may be one of many.
+    job_size: bool = True

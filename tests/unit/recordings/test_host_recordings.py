@@ -467,6 +467,13 @@ def test_without_operators_of_the_training_thread_its_work_is_not_known(tmp_path
     (found,) = read(written(tmp_path / "alone", [alone])).traces.values()
     assert found.recorded is not None
     assert not found.recorded.training_thread
+    behind = [
+        *steps(12, 210000, of_step),
+        operator("aten::empty", 12 * 210000 + 9, 12 * 210000 + 11),
+    ]
+    (found,) = read(written(tmp_path / "behind", [trace(behind, world_size=2)])).traces.values()
+    assert found.recorded is not None
+    assert not found.recorded.training_thread
     both = trace(steps(12, 210000, [*of_step, operator("aten::mm", 0, 9000)]), world_size=2)
     (found,) = read(written(tmp_path / "both", [both])).traces.values()
     assert found.recorded is not None
