@@ -280,7 +280,7 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
             work=not any(map(_lacks_work, traces)) or all(map(_lacks_work, traces)),
             collectives=not by_python or world_size < 2 or any(map(len, seen.tables)),
             forward=any(float(part.work.forward_ns.sum()) > 0 for part in seen.measured),
-            job_size=all(each.job_size for each in facts),
+            job_size=all(rank.job_size for rank in facts),
         ),
         device_timing=DeviceTiming(
             on_all_ranks=all(timed),

@@ -43,6 +43,11 @@ _TOOLS: Final = (
         _NO_RANKS.replace("which do", "which does"),
     ),
     (
+        rb"Job summary\s+=+\s+\(?Nodes|Communicators\.\.\. \(\d|\"communicators_count\"\s*:",
+        "a status of a job by NCCL's RAS (ncclras)",
+        "which shows ranks and counts of calls, not what a rank waits in",
+    ),
+    (
         rb"#bytes\s+#iterations\s+(?:BW peak|t_min)",
         "a result of perftest (ib_write_bw and its kind)",
         "which measure a link, not a collective",

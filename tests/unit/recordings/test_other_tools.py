@@ -40,6 +40,16 @@ OTHERS = [
     ),
     ("m.log", "[1,0]<stdout>:# Initializing MSCCL++\n", "is a result of mscclpp-test"),
     ("ib.txt", " #bytes     #iterations    BW peak[MB/sec]\n", "is a result of perftest"),
+    (
+        "ras.txt",
+        "NCCL version 2.28.3\n\nJob summary\n===========\n\n  Nodes  Processes         GPUs\n",
+        "is a status of a job by NCCL's RAS (ncclras), which shows ranks and counts of calls",
+    ),
+    (
+        "ras.json",
+        '{"nccl_version": "2.28.9",\n "communicators_count": 1, "communicators": []}',
+        "is a status of a job by NCCL's RAS (ncclras)",
+    ),
 ]
 
 
