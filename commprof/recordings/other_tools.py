@@ -38,6 +38,11 @@ _TOOLS: Final = (
         _NO_RANKS.replace("which do", "which does"),
     ),
     (
+        rb"data_size\(Bytes\):\s*\|\s*ave?g_time\(us\)",
+        "a result of hccl_test (Ascend)",
+        _NO_RANKS.replace("which do", "which does"),
+    ),
+    (
         rb"#\s+Initializing MSCCL\+\+",
         "a result of mscclpp-test",
         _NO_RANKS.replace("which do", "which does"),

@@ -41,6 +41,11 @@ OTHERS = [
     ("m.log", "[1,0]<stdout>:# Initializing MSCCL++\n", "is a result of mscclpp-test"),
     ("ib.txt", " #bytes     #iterations    BW peak[MB/sec]\n", "is a result of perftest"),
     (
+        "hccl.log",
+        "data_size(Bytes): | aveg_time(us): | alg_bandwidth(GB/s): | check_result:\n",
+        "is a result of hccl_test (Ascend), which does not tell how many ranks",
+    ),
+    (
         "ras.txt",
         "NCCL version 2.28.3\n\nJob summary\n===========\n\n  Nodes  Processes         GPUs\n",
         "is a status of a job by NCCL's RAS (ncclras), which shows ranks and counts of calls",
