@@ -47,6 +47,12 @@ def caveats(
             f"{events.unreadable_name} move data between ranks outside of c10d: they count as "
             "compute, because the recording has no details of them"
         )
+    if events.other_device:
+        texts.append(
+            f"{counted(events.other_device, 'event')} of a device such as "
+            f"{events.other_device_name} are of a kind that is not read: what the device did is in "
+            "no figure, and all times are those of the host"
+        )
     devices = distinct(events.communication.table.device)
     if len(devices) > 1:
         texts.append(f"the file holds {len(devices)} devices; only device {device} is analysed")

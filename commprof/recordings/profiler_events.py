@@ -114,6 +114,9 @@ class ProfilerEvents:
     #: the name of the first.
     unreadable: int = 0
     unreadable_name: str = ""
+    #: The same for events of devices whose events have no known meaning.
+    other_device: int = 0
+    other_device_name: str = ""
     #: Number of events without usable times.
     unusable: int = 0
     #: Number of events that are not JSON; the next field is the same for top-level values.
@@ -168,6 +171,11 @@ class ProfilerEvents:
         """Counts kernels that communicate without recorded details; ``name``: name of the first."""
         self.unreadable += count
         self.unreadable_name = self.unreadable_name or printable(name[:60])
+
+    def add_other_device(self, name: str, count: int) -> None:
+        """Counts events of a device that have no known meaning; ``name``: name of the first."""
+        self.other_device += count
+        self.other_device_name = self.other_device_name or printable(name[:60])
 
 
 #: Fields of ``ProfilerEvents`` that are columns; columns of a device have correlation ids as tags.
@@ -375,6 +383,8 @@ def _put(kind: EventKind, event: Event, events: ProfilerEvents) -> None:
         getattr(events, BEGINS_OF[kind]).append(begin)
     elif kind is EventKind.UNREADABLE_KERNEL:
         events.add_unreadable(event.name, 1)
+    elif kind is EventKind.OTHER_DEVICE:
+        events.add_other_device(event.name, 1)
 
 
 def _int(value: Any) -> int:

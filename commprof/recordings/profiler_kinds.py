@@ -53,6 +53,8 @@ class Category(IntEnum):
     LAUNCH = auto()
     RANGE = auto()
     OPERATOR = auto()
+    #: Of devices whose events have no known meaning.
+    OTHER_DEVICE = auto()
 
 
 #: Kinds by the names of categories, which differ between versions and devices.
@@ -64,6 +66,7 @@ CATEGORIES: Final[dict[str, Category]] = {
     **dict.fromkeys(("privateuse1_runtime", "privateuse1_driver"), Category.LAUNCH),
     "user_annotation": Category.RANGE,
     **dict.fromkeys(("cpu_op", "Operator"), Category.OPERATOR),
+    **dict.fromkeys(("mtia_ccp_events", "hpu_op", "collective_comm"), Category.OTHER_DEVICE),
 }
 
 
@@ -93,6 +96,8 @@ class EventKind(IntEnum):
     COPY_BACK = auto()
     #: Operator that divides a tensor.
     CHUNK = auto()
+    #: Event of a device that is only counted.
+    OTHER_DEVICE = auto()
 
 
 #: Column of ``ProfilerEvents`` of each kind whose events are kept without their names.
@@ -169,6 +174,10 @@ def _launch(name: str, is_collective: bool) -> EventKind:
     return EventKind.LAUNCH if is_launch else EventKind.UNUSED
 
 
+def _other_device(name: str, is_collective: bool) -> EventKind:
+    return EventKind.OTHER_DEVICE
+
+
 def _range(name: str, is_collective: bool) -> EventKind:
     return (
         EventKind.RANGE if _RANGES.search(name) or is_collective_range(name) else EventKind.UNUSED
@@ -196,4 +205,5 @@ _KIND_OF: Final = {
     Category.LAUNCH: _launch,
     Category.RANGE: _range,
     Category.OPERATOR: _operator,
+    Category.OTHER_DEVICE: _other_device,
 }

@@ -176,11 +176,13 @@ class TraceScanner:
             events.launching_thread.frombytes(thread[rows].tobytes())
             events.launched.frombytes(correlation[rows].tobytes())
             events.graph_launches += int(counts[EventKind.GRAPH_LAUNCH])
-        if counts[EventKind.UNREADABLE_KERNEL]:
-            first = int(np.flatnonzero(kind == EventKind.UNREADABLE_KERNEL)[0])
-            events.add_unreadable(
-                self._names[int(name[first])], int(counts[EventKind.UNREADABLE_KERNEL])
-            )
+        for of_kind, count_in in (
+            (EventKind.UNREADABLE_KERNEL, events.add_unreadable),
+            (EventKind.OTHER_DEVICE, events.add_other_device),
+        ):
+            if counts[of_kind]:
+                first = int(np.flatnonzero(kind == of_kind)[0])
+                count_in(self._names[int(name[first])], int(counts[of_kind]))
         for of_kind in LIST_OF:
             if counts[of_kind]:
                 self._keep_named(columns, of_kind, np.flatnonzero(kind == of_kind), events)

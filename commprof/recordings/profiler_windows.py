@@ -166,6 +166,8 @@ def _add(whole: ProfilerEvents, part: ProfilerEvents, apart: int, since: int, un
     whole.graph_launches += part.graph_launches
     whole.unreadable += part.unreadable
     whole.unreadable_name = whole.unreadable_name or part.unreadable_name
+    whole.other_device += part.other_device
+    whole.other_device_name = whole.other_device_name or part.other_device_name
     whole.unusable += part.unusable
     whole.passed_over += part.passed_over
     whole.passed_over_in_head += part.passed_over_in_head

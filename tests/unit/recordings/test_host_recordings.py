@@ -454,6 +454,25 @@ def test_a_range_of_the_script_is_no_collective_and_is_named(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.parametrize("category", ["mtia_ccp_events", "hpu_op", "collective_comm"])
+def test_events_of_a_device_that_are_not_read_are_counted_and_said(
+    tmp_path: Path, category: str
+) -> None:
+    of_step = [
+        *(operator("aten::mm", 0, 300), operator("aten::mm", 650, 900)),
+        operator("c10d::allreduce_", 300, 310, **shapes([[1000]])),
+        span("hccl:all_reduce", 305, 600, GLOO, **READ),
+        {**span("dma_request", 0, 900), "cat": category},
+    ]
+    text = trace(steps(3, 1000, of_step), world_size=2, backend="hccl")
+    recording = read(written(tmp_path / "job", [text]))
+    assert any(
+        "3 events of a device such as dma_request are of a kind that is not read" in problem
+        for problem in recording.problems
+    )
+    assert calls_of(tmp_path / "job") == [("all_reduce", 4000, 4000)] * 3
+
+
 def test_without_operators_of_the_training_thread_its_work_is_not_known(tmp_path: Path) -> None:
     """gloo's own operators, on its threads, say nothing of the training thread."""
     of_step = [

@@ -71,7 +71,7 @@ ODD = (
 )
 FIELDS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args")
 ARGUMENTS = ("correlation", "device", "stream", "Collective name", "Seq", "Input Dims", "other")
-CATEGORIES = ("kernel", "gpu_memcpy", "cuda_runtime", "user_annotation", "cpu_op", "ac2g")
+CATEGORIES = ("kernel", "gpu_memcpy", "cuda_runtime", "user_annotation", "cpu_op", "ac2g", "hpu_op")
 NAMES = ("ncclKernel_AllReduce", "gemm", "Memcpy HtoD", "cudaLaunchKernel", "nccl:all_reduce")
 
 
