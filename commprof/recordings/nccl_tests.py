@@ -13,7 +13,7 @@ from commprof.files import open_regular, read_bytes
 from commprof.invocation import quoted
 from commprof.recordings.nccl_tests_files import is_json, is_records, read_json, read_records
 from commprof.recordings.nccl_tests_rows import NcclTestsLog, NcclTestsRow
-from commprof.recordings.nccl_tests_text import has_table, read_text
+from commprof.recordings.nccl_tests_text import CONTAINER_LOG, has_table, read_text
 from commprof.text import printable
 
 __all__ = ["NcclTestsLog", "NcclTestsRow", "is_nccl_tests", "read_nccl_tests"]
@@ -29,7 +29,7 @@ def is_nccl_tests(path: Path) -> bool:
         head = _head(path)
         if is_json(head) or is_records(head):
             return True
-        return not head.lstrip().startswith(b"{") and has_table(path)
+        return not _is_json_file(head) and has_table(path)
     except OSError:
         return False
 
@@ -55,10 +55,15 @@ def _logs(path: Path) -> tuple[NcclTestsLog, ...]:
     head = _head(path)
     if is_records(head):
         return read_records(read_bytes(path, _LARGEST_BYTES).decode(errors="replace"), path.stem)
-    if head.lstrip().startswith(b"{"):
+    if _is_json_file(head):
         text = read_bytes(path, _LARGEST_BYTES).decode(errors="replace")
         return (read_json(text, path.stem),)
     return read_text(path)
+
+
+def _is_json_file(head: bytes) -> bool:
+    """True if a file with these first bytes is one JSON object, not a container's log."""
+    return head.lstrip().startswith(b"{") and not head.startswith(CONTAINER_LOG)
 
 
 def _head(path: Path) -> bytes:

@@ -8,6 +8,7 @@ carriage returns are ignored. A log may hold several tables.
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 import statistics
@@ -31,6 +32,8 @@ from commprof.recordings.nccl_tests_rows import (
 from commprof.recordings.nccl_tests_table import HEADER, Table
 from commprof.text import counted, rank_list
 
+#: First bytes of a container's log as Docker keeps it: each line is an object that holds a line.
+CONTAINER_LOG = b'{"log":"'
 #: Longest piece of a line that is read at once.
 _LONGEST_LINE = 1 << 16
 #: The column names are searched in this many bytes of a file.
@@ -38,6 +41,7 @@ _MOST_SEARCHED = 1 << 30
 _PIECE = 1 << 20
 #: Byte order marks of the text that PowerShell writes.
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_LOGGED = CONTAINER_LOG.decode()
 _MARK = re.compile(
     rb"(?:size[ \t]+count|bytes[ \t]+N)[ \t]+type\b[^\r\n]{0,400}?time\b[^\r\n]{0,200}?algbw"
 )
@@ -310,4 +314,13 @@ def _lines(path: Path) -> Iterator[str]:
         encoding = "utf-16" if mark in _UTF_16 else "utf-8"
         text = io.TextIOWrapper(opened, encoding, errors="replace", newline=None)
         while raw := text.readline(_LONGEST_LINE):
-            yield _NOT_PRINTED.sub("", raw.rstrip("\n").replace("\0", ""))
+            line = raw.rstrip("\n").replace("\0", "")
+            yield _NOT_PRINTED.sub("", _of_container(line) if raw.startswith(_LOGGED) else line)
+
+
+def _of_container(line: str) -> str:
+    """Returns the line that an object of Docker's log holds; the line itself if it is damaged."""
+    try:
+        return str(json.loads(line)["log"]).rstrip("\r\n")
+    except (ValueError, TypeError, KeyError):
+        return line

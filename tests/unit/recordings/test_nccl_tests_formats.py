@@ -202,6 +202,17 @@ def test_labels_colours_and_line_ends_make_no_difference(
     assert figures(log) == expected()
 
 
+def test_a_container_s_log_of_docker_holds_the_lines(tmp_path: Path) -> None:
+    lines = (head(devices(16)) + table(16)).splitlines()
+    kept = [
+        f'{{"log":{json.dumps(line + chr(10))},"stream":"stdout","time":"2026-05-01T10:00:00.1Z"}}'
+        for line in lines
+    ]
+    log = log_of(tmp_path, "\n".join(kept) + '\n{"log":"cut off')
+    assert (log.op, log.ranks, log.hosts, log.remarks) == ("all_reduce", 16, 2, ())
+    assert figures(log) == expected()
+
+
 def in_pieces(line: str) -> list[str]:
     """Splits a row where nccl-tests writes its parts: description, first and second result."""
     third = len(result(SIZES[0], 8, NEW, "all_reduce"))
