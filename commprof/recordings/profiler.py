@@ -172,7 +172,11 @@ def _world_size(recordings: Sequence[RankRecording]) -> int:
         for recording in recordings
         if recording.device is not None or not recording.world_size
     ]
-    sizes = (kind.group_size for recording in telling for kind in recording.calls.used())
+    sizes = (
+        max(kind.group_size, max(kind.group_ranks, default=-1) + 1)
+        for recording in telling
+        for kind in recording.calls.used()
+    )
     return max(max(recording.world_size for recording in recordings), max(sizes, default=0))
 
 

@@ -115,3 +115,11 @@ def test_with_a_rank_between_them_missing_no_waiting_is_told(tmp_path: Path) -> 
     (world,) = analyse_in_detail(tmp_path / "job")[0].worlds
     assert world.parts.wait_ms != world.parts.wait_ms
     assert not world.evidence.recorded.job_size
+
+
+def test_the_highest_rank_of_a_group_is_a_rank_of_the_job(tmp_path: Path) -> None:
+    group = {"Group size": 2, "Process Group Ranks": "[0, 5]"}
+    path = written(tmp_path / "trace.json", on_device(**group), {"rank": 0})
+    recording = read_recording(path)
+    assert recording is not None
+    assert recording.world_size == 6
