@@ -38,7 +38,7 @@ def _rule(facts: Facts) -> Sighting | None:
     return Sighting(
         f"The ranks meet at {amount} barrier{'s' * (amount != '1')} per step{at_lines(lines)}, "
         f"for {in_ms(ms)}. "
-        "Training needs none: every exchange of gradients keeps the ranks together.",
+        "Training needs no barrier: every exchange of gradients keeps the ranks together.",
         share,
         saving_without(facts, removed),
         facts.first.line(masks[0]),
@@ -63,7 +63,7 @@ CAUSE = CatalogueCause(
         "anyway, so the report does not count this waiting as a gain."
     ),
     fix=(
-        "# Delete it; or, where all ranks must be at the same point now and then:\n"
+        "# Delete the barrier. If all ranks must meet now and then:\n"
         "if YOUR_STEP % 1000 == 0:\n"
         "    torch.distributed.barrier()"
     ),

@@ -14,9 +14,9 @@ from commprof.trace.exchanged import trained_by
 from commprof.trace.schema import Phase
 
 _OPS = ("broadcast", "scatter")
-#: Least number of bytes of a step: smaller messages are flags and sizes.
+#: Least number of bytes that the calls send in a step: calls with fewer bytes send flags and sizes.
 _LEAST_BYTES = 2**14
-#: Least fraction of the step for which the other ranks wait in these calls.
+#: Least fraction of the step for which the ranks that receive batches wait in the calls.
 _SHARE = 0.05
 #: If the bytes of a step differ by at most this fraction from the bytes of the trained parameters,
 #: the calls broadcast weights, not batches.
@@ -46,7 +46,7 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     root, group = first.table.peer[mask], first.table.group[mask]
     described = first.trace.groups.get(int(group[0]))
-    # Ranks of a model-parallel group need the same batch; the whole world does not.
+    # A broadcast within a model-parallel group is no mistake: its ranks need the same batch.
     if described is None or described.size != facts.world.world_size or (group != group[0]).any():
         return None
     if (root != root[0]).any() or first.per_step(mask) < 1:
@@ -96,7 +96,7 @@ CAUSE = CatalogueCause(
     ),
     gain_note=(
         "Not predicted, because the records do not tell how long each rank takes to read its own "
-        "part: the fix wins at most the waiting in the calls."
+        "part. The fix wins at most the time for which ranks wait in the calls."
     ),
     fix=(
         "sampler = torch.utils.data.distributed.DistributedSampler(YOUR_DATA)\n"

@@ -31,9 +31,9 @@ class Bursts:
 
     @cached_property
     def remains(self) -> Mask:
-        """True for the calls that remain if each burst joins calls of one type and reduction.
+        """True for the calls that remain if a burst's calls of one type and reduction are joined.
 
-        The first of them remains.
+        The first call of each type and reduction in a burst remains.
         """
         remains = np.zeros(len(self.row), dtype=bool)
         if len(self.row):
@@ -77,7 +77,7 @@ class Bursts:
         """What joining removes: the calls, and the thread's work since the previous call's end.
 
         The work between two calls of a burst, such as reading a result with ``.item()`` and making
-        the next tensor, is then done once for all.
+        the next tensor, is then done once for all calls of the burst.
         """
         rest = np.flatnonzero(~self.remains)
         begin = self.calls.wait_end_ns[self.row[rest - 1]]

@@ -32,7 +32,7 @@ class Sighting:
     #: Fraction of the mean step that the cause takes; NaN if not known. If ``saving`` is None, the
     #: fix wins at most this fraction.
     share: float = math.nan
-    #: None if not known.
+    #: Predicted gain of the fix; None if not known.
     saving: Saving | None = None
     #: Line of code that issues the calls, as "FILE:LINE FUNCTION"; empty if not recorded.
     line: str = ""
@@ -40,7 +40,7 @@ class Sighting:
     fix: str = ""
     #: All lines of code that issue the calls, if there are several.
     lines: tuple[str, ...] = ()
-    #: Operation of the calls, if the change depends on it.
+    #: Operation of the calls, if the fix depends on the operation.
     op: str = ""
 
 

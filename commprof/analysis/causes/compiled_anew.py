@@ -26,7 +26,7 @@ _LEAST, _LATE = 3, 2
 
 
 def _share_from(facts: Facts, spans: list[Stretches], first: int) -> float:
-    """Fraction of the time, counted from a measured step on, for which the mean rank compiles."""
+    """Fraction of the time from measured step ``first`` on that ranks compile, over all ranks."""
     compiling = length = 0
     for calls, compiled in zip(facts.ranks, spans, strict=True):
         compiling += int(compiled.length_ns[compiled.begin_ns >= calls.begin_ns[first]].sum())
@@ -38,7 +38,7 @@ def _rule(facts: Facts) -> Sighting | None:
     noted = [facts.noted_ns(position, "compilations") for position in range(len(facts.ranks))]
     if max(len(begin) for begin, _ in noted) < _LEAST:
         return None
-    spans = [stretches(*of_rank) for of_rank in noted]  # some frames are compiled while others are
+    spans = [stretches(*of_rank) for of_rank in noted]  # compilations of frames can overlap
     steps = [
         np.unique(row_containing(calls.begin_ns, calls.end_ns, compiled.begin_ns))
         for calls, compiled in zip(facts.ranks, spans, strict=True)
@@ -60,7 +60,8 @@ def _rule(facts: Facts) -> Sighting | None:
     waits = "; ranks that do not compile wait" * (together > max(map(len, steps)))
     return Sighting(
         f"torch.compile compiles anew in {together} of {facts.steps} steps, for {in_ms(mean_ms)} "
-        f"each time, on {named_ranks(ranks)}{waits}. Inputs of ever new shapes look like this.",
+        f"each time, on {named_ranks(ranks)}{waits}. Inputs whose shapes keep changing "
+        "cause this.",
         share,
         saving_without(facts, removed),
     )
@@ -85,16 +86,17 @@ CAUSE = CatalogueCause(
     needs=(Figure.EXPOSED,),
     rule=_rule,
     looks_like=(
-        f"A rank compiles in at least {_LEAST} measured steps, {_LATE} of them in the second half, "
-        f"and compiling takes at least {WORTH_NAMING:.0%} of the mean rank's time, also of that "
-        "half alone. torch's own list of compilations tells when; it holds the last 64."
+        f"A rank compiles in at least {_LEAST} measured steps, at least {_LATE} of them in the "
+        f"second half of the steps. Compiling takes at least {WORTH_NAMING:.0%} of the mean rank's "
+        "time, both over all measured steps and over the second half alone. The times are those in "
+        "torch's own list of compilations, which holds the last 64."
     ),
     why=(
         "A compiled model is compiled again for each shape of its inputs that it has not seen, if "
         "shapes are static. Each rank meets new shapes in steps of its own, and all others wait "
-        "in the next exchange, so that the times of all ranks add up; a long one runs into a "
-        "time-out. With `dynamic=True` one compilation serves all lengths. Lengths that are "
-        "rounded up to a few values are another way."
+        "in the next exchange, so that the times of all ranks add up; a long compilation runs into "
+        "a time-out. With `dynamic=True` one compilation serves all lengths. Another way is to "
+        "round the lengths up to a few values."
     ),
     fix=(
         "model = torch.compile(YOUR_MODEL, dynamic=True)\n"

@@ -25,9 +25,10 @@ def _broadcasts(calls: RankCalls) -> Mask:
 
 
 def _with_copies(facts: Facts, position: int, mask: Mask) -> Removed:
-    """The broadcasts, with DDP's copies of the buffers before and after them.
+    """Removes the broadcasts, and DDP's copies of the buffers before and after them.
 
-    A pass whose copies were not recorded gets the median length of the recorded ones.
+    If the copies of a pass were not recorded, they count with the median length of recorded
+    copies.
     """
     calls = facts.ranks[position]
     rows = np.flatnonzero(mask & (calls.wait_end_ns > 0))
@@ -67,7 +68,7 @@ def _rule(facts: Facts) -> Sighting | None:
     number = first.per_step(mask)
     ms = facts.per_step_ms(taken)
     synced = 1 in facts.logged("has_sync_bn")
-    more = " SyncBatchNorm has already made them equal on all ranks." if synced else ""
+    more = " SyncBatchNorm has already made these buffers equal on all ranks." if synced else ""
     return Sighting(
         f"DDP broadcasts the model's buffers from rank 0 before every forward pass: "
         f"{in_bytes(size)} in {counted(round(number), 'broadcast')} and {in_ms(ms)} per "
@@ -86,11 +87,11 @@ def _setting(facts: Facts) -> str:
 
 
 def _edit(facts: Facts) -> str:
-    """Returns the call that makes the model, and the exchange for BatchNorm before evaluation."""
+    """Returns the script's call of DDP without broadcasts, and one broadcast before evaluation."""
     site = facts.script.only(*DDP)
     if site is None:
         return ""
-    # torch 2.13 takes the old name too, and a call may have only one of the two.
+    # torch 2.13 takes the old name too, and a call may have only one of the two names.
     names = [keyword.arg for keyword in site.call.keywords]
     name = "broadcast_buffers" if "broadcast_buffers" in names else _setting(facts)
     changed = site.source.with_settings(site.call, {name: False})
@@ -115,9 +116,9 @@ CAUSE = CatalogueCause(
     why=(
         "Before each forward pass DDP sends all buffers of the model (running means of BatchNorm, "
         "masks, tables of positions) from rank 0 to all ranks, and waits. Nothing overlaps this, "
-        "and every rank waits for rank 0 twice per step. Constant buffers need no exchange, and "
-        "running means of BatchNorm are used only for evaluation. From torch 2.13 on the setting "
-        "is called `forward_sync_buffers`."
+        "and every rank waits for rank 0 here and again in the exchange of gradients. "
+        "Constant buffers need no exchange, and running means of BatchNorm are used only "
+        "for evaluation. From torch 2.13 on the setting is called `forward_sync_buffers`."
     ),
     fix=(
         "from torch.nn.parallel import DistributedDataParallel\n\n"

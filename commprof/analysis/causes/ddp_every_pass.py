@@ -31,8 +31,9 @@ def exchanging_ns(calls: RankCalls) -> Ints:
 def _needless(calls: RankCalls, copies: bool) -> tuple[Mask, Ints, Ints]:
     """Calls of the passes that are not the last before an update, and these passes' final waits.
 
-    If DDP ``copies`` gradients out of the buckets at the end of a pass, it copied as many bytes
-    into them before. So as much time as the copies out take is also removed before the wait.
+    If DDP ``copies`` gradients out of the buckets at the end of a pass, it has copied as many
+    bytes into the buckets before. So each wait begins earlier, by the time that the copies out
+    take.
     """
     phases, table = columns.phases(calls.trace), calls.table
     final = columns.finalizations(calls.trace)
@@ -62,7 +63,7 @@ def _rule(facts: Facts) -> Sighting | None:
     if passes.last_share < _USUAL or not all(map(_same_buckets, facts.ranks)):
         return None
     if not facts.ddp_models or passes.exchanged <= facts.ddp_models:
-        return None  # with several models, each exchanges once
+        return None  # one exchange per model is no mistake
     views = facts.logged("gradient_as_bucket_view")
     copies = bool(views) and not any(views) and not facts.on_device
     parts = [_needless(calls, copies) for calls in facts.ranks]
@@ -93,19 +94,20 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "In nine of ten updates, the same number of backward passes (at least two, and more than "
-        "there are DDP models), or fewer at the end of an epoch, ends with an exchange of DDP's "
-        "buckets; the last pass before the update is one of them. Nine of ten of these passes "
-        "exchange the same bytes, and the training thread waits in the exchanges before the last "
-        f"for at least {WORTH_NAMING:.0%} of the step."
+        "Before each update, several backward passes end with an exchange of DDP's buckets: more "
+        "passes than there are DDP models, at least two, and one of them the last pass "
+        "before the update. Nine of ten updates have the same number of such passes, or "
+        "fewer at the end of an epoch. Nine of ten of the passes exchange the same number "
+        "of bytes. The training thread waits in the exchanges other than the last for at "
+        f"least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "With gradient accumulation several micro batches add to the gradients before the "
         "optimizer steps. DDP averages the gradients over the ranks at the end of every backward "
         "pass unless it is told not to; one exchange at the end of the last pass gives the same "
         "average. `no_sync()` must surround forward as well as backward: around backward alone it "
-        "has no effect. An optimizer that needs the averaged gradients of each pass, such as SAM, "
-        "is no such mistake."
+        "has no effect. An optimizer such as SAM needs the averaged gradients of each pass; "
+        "with it the exchanges are no mistake."
     ),
     fix=(
         "import contextlib\n\n"

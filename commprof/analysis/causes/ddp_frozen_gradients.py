@@ -16,7 +16,7 @@ from commprof.analysis.evidence import Figure
 from commprof.analysis.named_cause import Saving
 from commprof.text import in_bytes
 
-#: Fraction of the exchanged bytes that belong to parameters without a gradient.
+#: Least fraction of the exchanged bytes that belongs to parameters without a gradient.
 _UNUSED = 0.3
 
 
@@ -103,7 +103,7 @@ CAUSE = CatalogueCause(
         "YOUR_MODEL.requires_grad_(False)\n"
         "for parameter in chosen:  # what is trained\n"
         "    parameter.requires_grad_(True)\n"
-        "model = DistributedDataParallel(YOUR_MODEL)  # afterwards"
+        "model = DistributedDataParallel(YOUR_MODEL)  # after freezing"
     ),
     edit=lambda facts, _: _edit(facts),
     source="https://github.com/pytorch/pytorch/issues/22049",

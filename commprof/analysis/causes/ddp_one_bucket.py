@@ -11,14 +11,15 @@ from commprof.analysis.causes.facts import Facts, RankCalls
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 
-#: One bucket holds at least this fraction of the gradients, and as many default buckets.
+#: One bucket holds at least the first fraction of the gradients, and at least the bytes of the
+#: second number of buckets of the default size.
 _NEARLY_ALL, _LEAST_BUCKETS = 0.8, 1.5
 #: The training thread waits for that bucket for at least this fraction of the step.
 _EXPOSED = 0.1
 
 
 def _largest(calls: RankCalls) -> tuple[float, float]:
-    """Bytes of the largest bucket of a pass, and its fraction of the pass's bytes: medians."""
+    """Median bytes of a pass's largest bucket, and their median fraction of the pass's bytes."""
     mask = buckets_of_ddp(calls)
     if not mask.any():
         return 0.0, 0.0
@@ -38,7 +39,7 @@ def _rule(facts: Facts) -> Sighting | None:
     if size < _LEAST_BUCKETS * DEFAULT_BYTES or fraction < _NEARLY_ALL:
         return None
     if max(parameters) >= 0.5 * size:
-        return None  # one parameter fills a bucket of any size
+        return None  # a parameter is not divided: a smaller cap would not make this bucket smaller
     exposed = []
     for position, calls in enumerate(facts.ranks):
         mask = buckets_of_ddp(calls)
@@ -74,9 +75,9 @@ CAUSE = CatalogueCause(
         "Large buckets spare latency, but a bucket of 25 MiB takes long enough on most networks."
     ),
     gain_note=(
-        "Not predicted, because the time at which each gradient was ready within the bucket is not "
-        "recorded. The given share is what the fix wins at most; on hosts whose cores also carry "
-        "out the exchange, overlap wins less."
+        "Not predicted, because it is not recorded when each gradient in the bucket was ready. The "
+        "given share is what the fix wins at most; on hosts whose cores also carry out the "
+        "exchange, overlap wins less."
     ),
     fix=(
         "from torch.nn.parallel import DistributedDataParallel\n\n"

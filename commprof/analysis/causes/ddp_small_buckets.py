@@ -20,10 +20,9 @@ from commprof.trace.columns import Ints
 DEFAULT_BYTES = 25 * 2**20
 #: Cap of the first bucket of a pass.
 _FIRST_BYTES = 2**20
-#: Least number of buckets in a pass, and their largest mean size.
+#: Least number of buckets in a pass, and their largest mean size in bytes.
 _LEAST, _MEAN_BYTES = 8, 2**18
-#: The cause needs a training thread that waits for the buckets for at least this fraction of the
-#: step.
+#: The training thread must wait for the buckets for at least this fraction of the step.
 _EXPOSED = 0.05
 #: The cause is named only if the low end of the gain is at least this fraction of the step. The
 #: fraction is small, because the script itself sets the cap.
@@ -85,7 +84,7 @@ def _saving(facts: Facts) -> Saving | None:
 def _joined(calls: RankCalls, mask: Mask) -> tuple[Ints, Ints]:
     """Per bucket of the default size: row of the last call that it joins, and the bucket's bytes.
 
-    DDP closes a bucket once it holds the cap; the first of a pass has a smaller one.
+    DDP closes a bucket once it holds the cap; the first bucket of a pass has a smaller cap.
     """
     rows: list[int] = []
     sizes: list[int] = []

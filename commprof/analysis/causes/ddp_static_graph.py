@@ -21,8 +21,8 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     return Sighting(
         "DDP searches the autograd graph for unused parameters in every pass "
-        f"(find_unused_parameters=True), and each time finds the same {in_bytes(max(most))}. "
-        f"{search.cost}",
+        "(find_unused_parameters=True), and each time finds the same parameters "
+        f"({in_bytes(max(most))}). {search.cost}",
         search.share,
         saving_without(facts, search.removed),
     )
@@ -40,7 +40,7 @@ CAUSE = CatalogueCause(
         f"{WORTH:.0%} of the step."
     ),
     why=(
-        "A model with a head that is not trained, or with frozen parts that were frozen after DDP "
+        "A model with a head that is not trained, or with parts that were frozen after DDP "
         "was made, leaves the same parameters without a gradient in every pass. "
         "`find_unused_parameters=True` looks for them anew each time, and the ranks exchange what "
         "they found. `static_graph=True` looks once, in the first pass. Parameters that are never "

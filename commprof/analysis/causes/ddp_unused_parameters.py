@@ -17,7 +17,7 @@ from commprof.trace.columns import Ints
 #: DDP's search and the all-reduce of its result are mentioned if they take at least this fraction
 #: of the step.
 WORTH = 0.01
-#: Number of bytes that one parameter takes in that all-reduce.
+#: Number of bytes that one parameter takes in the all-reduce of the search's result.
 _MARK_BYTES = 4
 
 
@@ -84,8 +84,8 @@ def searched(facts: Facts) -> SearchCost | None:
         for calls, mask, times in zip(facts.ranks, masks, searches, strict=True)
     ]
     search_ms = facts.per_step_ms(searching)
-    # The ranks' wait for the agreement says little about its cost, because the buckets end at about
-    # the same time.
+    # The time for which ranks wait in this all-reduce says little about its cost, because the
+    # buckets end at about the same time.
     cost = f"The search takes {in_ms(search_ms)} per step, and the" if search_ms else "The"
     agreed = f"{cost} ranks agree on its result by one more all-reduce after backward."
     return SearchCost(share, removed, agreed)
@@ -105,7 +105,7 @@ CAUSE = CatalogueCause(
     why=(
         "With `find_unused_parameters=True` DDP walks through the autograd graph after each "
         "forward pass, and after backward one more all-reduce tells all ranks which parameters any "
-        "of them used. Buckets are not put into the order in which gradients become ready. "
+        "rank used. Buckets are not put into the order in which gradients become ready. "
         "None of this is needed if every parameter gets a gradient. If the same parameters are "
         "unused in every pass, use `static_graph=True`. The Trainer of transformers searches by "
         "default; `TrainingArguments(ddp_find_unused_parameters=False)` turns this off."

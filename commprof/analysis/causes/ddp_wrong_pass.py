@@ -24,7 +24,7 @@ def _rule(facts: Facts) -> Sighting | None:
     return Sighting(
         f"The ranks' weights drift apart: DDP exchanges gradients in {passes.exchanged} of the "
         f"{passes.backward} backward passes before an update, but not in the last one. What the "
-        "passes after the exchange add to the gradients stays on its rank, in "
+        "passes after the exchange add to the gradients reaches no other rank, in "
         f"{counted(passes.updates, 'update')}."
     )
 
@@ -35,9 +35,9 @@ CAUSE = CatalogueCause(
     needs=(),
     rule=_rule,
     looks_like=(
-        "Some of several backward passes before an update end with an exchange of DDP's buckets. "
-        f"In at least {_MOSTLY:.0%} of the updates, the last pass does not. At least {_UPDATES} "
-        "updates were recorded."
+        "Of several backward passes before an update, some end with an exchange of DDP's buckets. "
+        f"Before at least {_MOSTLY:.0%} of the updates, the last pass exchanges nothing. "
+        f"At least {_UPDATES} updates were recorded."
     ),
     why=(
         "With gradient accumulation only the last backward pass before the update may exchange "

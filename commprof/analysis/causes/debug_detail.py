@@ -12,7 +12,7 @@ from commprof.text import counted, in_ms
 from commprof.units import ns_to_ms
 
 _LEVEL = "DETAIL"
-#: The call by which a script sets the level itself; it overrules the variable.
+#: The call by which a script sets the debug level itself; it overrules the environment variable.
 _SETTER = "set_debug_level"
 _FIX = "torch.distributed.set_debug_level(torch.distributed.DebugLevel.OFF)"
 
@@ -36,7 +36,7 @@ def _rule(facts: Facts) -> Sighting | None:
         setting = f"The debug level DETAIL, set at {setter.source.path.name}:{setter.call.lineno},"
     return Sighting(
         f"{setting} is left on: inside each call that issues a collective, "
-        "torch compares it between all ranks over gloo, "
+        "torch compares the call between all ranks over gloo, "
         f"{counted(round(number), 'time')} per step, for {in_ms(ms)} on the rank that comes last.",
         share,
     )
@@ -66,7 +66,7 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "All ranks ran with this setting, which capture reads, and the calls that issue "
+        "Capture found this setting on all ranks, and the calls that issue "
         f"collectives take at least {WORTH_NAMING:.0%} of the step. Each call counts with its time "
         "on the rank where it is shortest."
     ),
@@ -78,9 +78,9 @@ CAUSE = CatalogueCause(
         "unset it afterwards."
     ),
     gain_note=(
-        "Not predicted, because waiting for late ranks moves from the comparisons into the "
-        "collectives. The fix wins at most the time of the comparisons themselves, on the rank "
-        "that comes last."
+        "Not predicted, because without the setting ranks wait for late ranks in the collectives, "
+        "no longer in the comparisons. The fix wins at most the time of the comparisons "
+        "themselves, on the rank that comes last."
     ),
     fix=f"# before init_process_group:\n{_FIX}",
     edit=_edit,

@@ -16,7 +16,8 @@ from commprof.trace.exchanged import trained_by
 from commprof.trace.schema import OPS, Phase
 
 _OPS = ("all_reduce", "broadcast")
-#: The calls of a step send the bytes of the model that DDP reduces, up to this fraction of them.
+#: The bytes that the calls send in a step differ by at most this fraction from the bytes of the
+#: model that DDP reduces.
 _ALIKE = 0.05
 
 
@@ -24,7 +25,7 @@ def _again(calls: RankCalls, op: str) -> Mask:
     """Calls of the script after backward, over the same group as DDP's buckets."""
     buckets = buckets_of_ddp(calls)
     mask: Mask = calls.chosen((op,)) & calls.of_script & calls.after_backward & ~of_objects(calls)
-    mask &= calls.phase != Phase.OPTIMIZER  # an optimizer sends what only it has updated
+    mask &= calls.phase != Phase.OPTIMIZER  # an optimizer sends what only its rank has updated
     return mask & np.isin(calls.table.group, calls.table.group[buckets])
 
 
@@ -34,10 +35,10 @@ def _holds_model(calls: RankCalls, mask: Mask) -> bool:
     if trained is None or not trained.ddp_bytes or not mask.any():
         return False
     if trained.outside_ddp_bytes >= (1 - _ALIKE) * trained.ddp_bytes:
-        return False  # the calls may send the gradients of these parameters
+        return False  # the calls may send gradients of parameters outside of DDP
     broadcast = mask & (calls.table.op == OPS.index("broadcast"))
     if len(np.unique(calls.table.peer[broadcast])) > 1:
-        return False  # each rank sends the weights that only it has updated
+        return False  # several ranks send, each the weights that only it has updated
     model, steps = trained.ddp_bytes, len(calls.begin_ns)
     by_ddp, again = (
         np.median(np.bincount(calls.step[rows], calls.size_bytes[rows], minlength=steps))
@@ -104,20 +105,22 @@ CAUSE = CatalogueCause(
     looks_like=(
         "DDP reduces one model in a typical step, and after backward the script itself reduces or "
         f"broadcasts as many bytes, within {_ALIKE:.0%}, over the same ranks, for at least "
-        f"{WORTH_NAMING:.0%} of the step. Calls of optimizers do not count, nor broadcasts of "
-        "several ranks, nor jobs that train as large a model outside of DDP."
+        f"{WORTH_NAMING:.0%} of the step. Not named if an optimizer issues the calls, if "
+        "several ranks broadcast, or if the job also trains as large a model outside of "
+        "DDP."
     ),
     why=(
         "DDP's backward pass ends with the mean of the gradients on every rank, so that all ranks "
         "make the same update: a function that averages gradients, left over from a script without "
-        "DDP, averages equal numbers. Nor need weights be broadcast after an update, or a moving "
-        "average of them, as it follows from equal weights on each rank. Weights that changed on "
-        "one rank only, as by loading a checkpoint, are sent once."
+        "DDP, averages equal numbers. Weights need no broadcast after an update either. Nor "
+        "does a moving average of the weights, because each rank computes it from equal "
+        "weights. Weights that changed on one rank only, as by loading a checkpoint, are "
+        "sent once."
     ),
     fix=(
         "# delete the loop that reduces gradients after backward, with its division by\n"
         "# the number of ranks, and broadcasts of weights after each update; if nothing\n"
-        "# divides the sum, gradients shrink by the number of ranks: adapt the rate\n"
+        "# divides the sum, gradients shrink by that number: adapt the learning rate\n"
         "YOUR_LOSS(YOUR_MODEL(YOUR_BATCH)).backward()\n"
         "YOUR_OPTIMIZER.step()"
     ),

@@ -77,7 +77,7 @@ class RankCalls:
     has_size: Mask
 
     def chosen(self, ops: Sequence[str]) -> Mask:
-        """Returns a mask of the calls of these operations in measured steps; of known size only."""
+        """Returns a mask of the calls of these operations in measured steps whose size is known."""
         return self.measured(ops) & self.has_size
 
     def measured(self, ops: Sequence[str]) -> Mask:
@@ -97,8 +97,9 @@ class RankCalls:
         """True for the calls that no forward and no backward pass issued.
 
         Calls of a pass belong to the model: FSDP2's units, statistics of SyncBatchNorm and
-        activations of tensor parallelism cannot be joined. If no forward pass was seen, as without
-        DDP and FSDP, layers that exchange in backward may exchange before it as well.
+        activations of tensor parallelism cannot be joined. Without DDP and FSDP no forward pass is
+        seen. Calls in groups that backward waits for are then left out until backward has
+        begun: layers that exchange in backward may exchange in forward as well.
         """
         mask: Mask = ~self.in_backward & (self.phase != Phase.FORWARD)
         if (columns.phases(self.trace).key == Phase.FORWARD).any():
@@ -190,9 +191,9 @@ def at_line(line: str) -> str:
 
 
 def at_lines(lines: Sequence[str]) -> str:
-    """Returns " at FILE:LINE and FILE:LINE" without folders; of several lines without functions.
+    """Returns " at FILE:LINE and FILE:LINE" without folders; function names for a single line only.
 
-    Of many lines, the first are named.
+    Of more than ``_MOST_LINES`` lines, only the first are named, and the others counted.
     """
     if len(lines) <= 1:
         return at_line("".join(lines))
@@ -238,7 +239,8 @@ class Facts:
     ) -> list[Seen]:
         """Returns what ``look`` sees on each rank; empty if that does not suffice on some rank.
 
-        The search ends at the first such rank: the first rank rules out most rules.
+        The search ends at the first such rank: in most recordings, the first rank already shows
+        that a rule does not apply.
         """
         seen = []
         for calls in self.ranks:
@@ -254,7 +256,7 @@ class Facts:
 
     @cached_property
     def transfer_ns(self) -> tuple[Floats, ...]:
-        """By rank: time of each call in its table without waiting; empty without a replay."""
+        """By rank: time of each of its calls, less waiting for ranks; empty without a replay."""
         if self.replays is None:
             return ()
         recorded_ns = self.replays.stretches[0][1].transfer_ns
@@ -265,7 +267,8 @@ class Facts:
     def transferring_ns(self, position: int, mask: Mask) -> float:
         """Time for which the masked calls block a rank, without waiting for late ranks.
 
-        With that waiting if no replay is possible. ``position``: index of the rank in ``ranks``.
+        If no replay is possible, that waiting is included. ``position``: index of the rank in
+        ``ranks``.
         """
         exposed = self.ranks[position].exposed_ns[mask]
         if self.transfer_ns:
@@ -486,7 +489,7 @@ def _passes(calls: RankCalls, exchanging_ns: Ints) -> Passes | None:
     exchanging = inside(exchanging_ns)
     if not len(update) or not len(backward):
         return None
-    # The pass to which each exchange belongs; below, the update that follows each pass.
+    # By exchange: the pass to which it belongs.
     of_pass = np.searchsorted(backward, exchanging, side="right") - 1
     exchanged = np.bincount(of_pass[of_pass >= 0], minlength=len(backward)) > 0
     before = np.searchsorted(update, backward, side="right")

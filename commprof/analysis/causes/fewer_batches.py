@@ -60,7 +60,7 @@ CAUSE = CatalogueCause(
     why=(
         "Every exchange of gradients needs all ranks. If the data are divided by files, shards or "
         "lengths rather than by a DistributedSampler, the ranks run out of batches at different "
-        "times: the rank with most of them waits in an exchange that nobody joins, mostly at the "
+        "times: the rank with most batches waits in an exchange that nobody joins, mostly at the "
         "end of the first epoch, until a time-out. Give all ranks the same number of batches, "
         "or let DDP answer for the ranks that have none left."
     ),

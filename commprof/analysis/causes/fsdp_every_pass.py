@@ -43,7 +43,7 @@ def _needless(calls: RankCalls) -> Mask:
     rows = np.flatnonzero(reductions(calls.trace, table, int(calls.begin_ns[0])))
     update = np.sort(phases.begin_ns[phases.key == Phase.OPTIMIZER])
     before = np.searchsorted(update, table.issue_ns[rows])
-    # The last backward pass before each update, by autograd's id of the pass.
+    # By update: autograd's id of the last backward pass before it.
     last = np.zeros(int(before.max(initial=0)) + 1, dtype=np.int64)
     np.maximum.at(last, before, table.graph_task[rows])
     mask = np.zeros(len(table), dtype=bool)
@@ -83,8 +83,9 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "In nine of ten updates, the same number of backward passes (at least two), or fewer at "
-        "the end of an epoch, issues reduce-scatters; the last pass is one of them. The training "
+        "Before each update, at least two backward passes issue reduce-scatters, and the last pass "
+        "is one of them. Nine of ten updates have the same number of such passes, or fewer "
+        "at the end of an epoch. The training "
         "thread waits for the reduce-scatters before the last pass for at least "
         f"{WORTH_NAMING:.0%} of the step."
     ),

@@ -38,7 +38,7 @@ def _with_copies(calls: RankCalls, mask: Mask) -> Removed:
 
     FSDP2 copies out of the previous gather and into the next one between the end of a
     reduce-scatter and the backward pass of the next unit. Modules between the units may compute in
-    this gap too, so a gap counts up to the median gap only.
+    this gap too, so at most the median gap is removed.
     """
     table = calls.table
     rows = np.flatnonzero(mask)
@@ -111,8 +111,8 @@ CAUSE = CatalogueCause(
     ),
     gain_note=(
         "With each gather, the replay also removes FSDP2's copies out of the previous gather and "
-        "into this one. The copies are assumed to last as long as the median gap between the calls "
-        "at that place."
+        "into this one. The copies are assumed to take the time between the previous call and the "
+        "gather, or the median of these times if that is shorter."
     ),
     fix="YOUR_MODEL.set_reshard_after_forward(False)  # after fully_shard",
     edit=lambda facts, _: _edit(facts),

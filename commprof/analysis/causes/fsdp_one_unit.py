@@ -20,8 +20,8 @@ _EXPOSED = 0.1
 _LEAST_BYTES = 2**20
 #: On CPUs FSDP gathers in the training thread, so that nothing is hidden.
 _ON_CPU = " This job runs on CPUs, where more units save memory but may lengthen the step."
-#: Code that finds the repeated blocks of a model, whatever their names: the modules in the
-#: outermost list that holds most parameters.
+#: Code that finds the repeated blocks of a model, whatever their names: the modules in the list of
+#: modules with the most parameters; of equal lists, the outermost.
 BLOCKS = (
     "lists = (torch.nn.ModuleList, torch.nn.Sequential)\n"
     "found = [m for m in YOUR_MODEL.modules() if isinstance(m, lists)]\n"
@@ -104,9 +104,9 @@ CAUSE = CatalogueCause(
     ),
     gain_note=(
         "Not predicted, because a run with one unit does not show how long each block computes, "
-        "and so how much of its gather could be hidden. On CPUs no gather can be hidden: FSDP2 "
-        "gathers in the training thread there, so more units save memory and lengthen the step "
-        "(by a quarter to a third in two jobs of two ranks over gloo)."
+        "so it is not known how much of a gather could be hidden. On CPUs no gather can be "
+        "hidden: FSDP2 gathers in the training thread there, so more units save memory and "
+        "lengthen the step (by a quarter to a third in two jobs of two ranks over gloo)."
     ),
     fix=(
         "from torch.distributed.fsdp import fully_shard\n\n"

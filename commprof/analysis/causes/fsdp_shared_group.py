@@ -32,8 +32,8 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     return Sighting(
         "FSDP2's all-gathers in backward wait until earlier reduce-scatters are done, because "
-        "both use one group, whose calls follow one another. A group of their own lets them "
-        "overlap, as far as the network carries both.",
+        "both use one group, whose calls follow one another. With a group for reduce-scatters "
+        "alone both can overlap, as far as the network carries them.",
         saved.value,
     )
 
@@ -84,7 +84,8 @@ CAUSE = CatalogueCause(
         "Collectives of one group share a communicator and follow one another. In backward, the "
         "next block's all-gather is issued beside the last block's reduce-scatter, queues behind "
         "it, and compute waits for the gather though nothing needs the scatter yet. With a second "
-        "group both are in progress at once; it costs a communicator's buffers on each GPU."
+        "group both are in progress at once; the second group costs a communicator's buffers on "
+        "each GPU."
     ),
     gain_note=(
         "Not predicted, because the network may be slower when it carries both kinds of calls at "

@@ -37,7 +37,7 @@ class Removed:
 
     @classmethod
     def whole(cls, calls: RankCalls, mask: Mask) -> Removed:
-        """Removes the masked calls, and the thread's work from their issue until it went on."""
+        """Removes the masked calls, and the thread's work from issue until the thread went on."""
         rows = np.flatnonzero(mask & (calls.wait_end_ns > 0))
         begin, end = calls.table.issue_ns[rows], calls.wait_end_ns[rows]
         last = np.maximum.accumulate(end)

@@ -24,7 +24,7 @@ def _rule(facts: Facts) -> Sighting | None:
     number = sum(len(begin) for begin, _ in spans)
     if facts.share(collected_ns) < WORTH_NAMING / 2 or number < 2:
         return None
-    if max(len(begin) for begin, _ in spans) < 2:  # what the job's begin has left, once
+    if max(len(begin) for begin, _ in spans) < 2:  # once: the job's start has left garbage
         return None
     removed = [
         Removed(np.zeros(len(calls.table), dtype=bool), *times)
@@ -51,8 +51,9 @@ CAUSE = CatalogueCause(
     needs=(Figure.EXPOSED,),
     rule=_rule,
     looks_like=(
-        "Garbage collections of at least 1 ms lie in measured steps, at least two of some rank, "
-        f"and the replay of the steps without them is at least {WORTH_NAMING:.0%} shorter."
+        "At least one rank collects garbage twice or more in measured steps, for at least 1 ms "
+        "each time, and the replay of the steps without the collections of all ranks is at least "
+        f"{WORTH_NAMING:.0%} shorter."
     ),
     why=(
         "CPython collects old objects when enough have been made, which happens in a different "

@@ -16,7 +16,7 @@ from commprof.trace.exchanged import trained_by
 from commprof.trace.schema import Phase
 
 _OPS = ("all_gather", "all_gather_into_tensor", "gather")
-#: Smaller gathers are of scalars; many of those are a cause of their own.
+#: Least number of bytes of a gather: smaller ones are of scalars, whose causes are other files.
 _LEAST_BYTES = 2**12
 #: Largest number of calls in a step: more calls do not gather outputs, or gather small tensors that
 #: can be joined.
@@ -87,7 +87,7 @@ CAUSE = CatalogueCause(
     looks_like=(
         "In a job that exchanges gradients by DDP or FSDP, a typical step has one to "
         f"{_MOST} gathers of at least {_LEAST_BYTES // 2**10} KiB after its backward pass and "
-        "before the next forward pass. No optimizer issues them, they gather less than "
+        "before the next forward pass. No optimizer issues the gathers, they send less than "
         f"{_OF_PARAMETERS:.0%} of the parameters' bytes, and the ranks wait in them for at least "
         f"{WORTH_NAMING:.0%} of the step."
     ),

@@ -49,7 +49,7 @@ def _holds_model(calls: RankCalls, mask: Mask) -> bool:
 def _rule(facts: Facts) -> Sighting | None:
     if facts.world.communication.sharding is None:
         return None
-    # If forward gathers nothing, the script gathers for the forward pass.
+    # Forward must gather too: if it does not, the script's gathers may serve the forward pass.
     of_ranks = facts.on_all_ranks(
         lambda calls: (calls, _outside(calls)),
         lambda seen: _holds_model(*seen) and _holds_model(seen[0], _in_forward(seen[0])),
@@ -79,9 +79,10 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "In a job that FSDP shards, the all-gathers between backward and the next forward, without "
-        f"those of updates, send at least {_OF_SHARDS:.0%} of a rank's shards in more than half of "
-        "the steps, those in forward as much again, and the ranks stand in the former for at least "
+        "FSDP shards the job's parameters. In more than half of the steps, all-gathers between "
+        "backward and the next forward pass, other than those of the optimizer, send at "
+        f"least {_OF_SHARDS:.0%} of a rank's shards, and the all-gathers in forward do so "
+        "too. The ranks stand in the all-gathers outside of forward for at least "
         f"{WORTH_NAMING:.0%} of the step."
     ),
     why=(

@@ -12,15 +12,15 @@ from commprof.analysis.evidence import Figure
 from commprof.text import in_ms
 from commprof.units import ns_to_ms
 
-#: Least number of calls in a row.
+#: Least number of calls that follow one another.
 _LEAST = 4
 _OPS = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor")
 
 
 def _in_turns(calls: RankCalls) -> Mask:
-    """Returns calls that follow one another.
+    """Returns the calls of series in which each call is in another group than the call before.
 
-    Each is waited for, and each is in another group than the call before.
+    The training thread waits for each call before the next one.
     """
     table = calls.table
     chosen = calls.chosen(_OPS) & calls.of_script & calls.is_blocking & ~of_objects(calls)
@@ -34,7 +34,7 @@ def _in_turns(calls: RankCalls) -> Mask:
 
 
 def _wins_ns(calls: RankCalls, mask: Mask) -> float:
-    """Time of all groups except the slowest, in each step."""
+    """Time in calls of all groups except each step's slowest group, in all steps together."""
     blocked = np.maximum(calls.wait_end_ns, calls.table.issue_ns) - calls.table.issue_ns
     groups, group_row = np.unique(calls.table.group[mask], return_inverse=True)
     total = np.zeros((len(calls.begin_ns), len(groups)))
@@ -58,9 +58,9 @@ def _rule(facts: Facts) -> Sighting | None:
     line = first.line(mask)
     ms = ns_to_ms(first.blocked_ns(mask) / facts.steps)
     return Sighting(
-        f"{round(number)} calls per step take turns between {groups} groups{at_line(line)}, each "
-        f"waited for before the next one begins, for {in_ms(ms)}. Calls of different groups can "
-        "be in progress at once.",
+        f"{round(number)} calls per step take turns between {groups} groups{at_line(line)}: the "
+        f"script waits for each before the next one begins, {in_ms(ms)} per step in all. Calls of "
+        "different groups can be in progress at once.",
         share,
         None,
         line,
@@ -88,7 +88,7 @@ CAUSE = CatalogueCause(
     ),
     gain_note=(
         "Not predicted, because calls in progress at once share the network and the cores, and a "
-        "run in which they take turns does not show how."
+        "run in which they take turns does not show how much they slow each other down."
     ),
     fix=(
         "import torch.distributed as dist\n\n"

@@ -11,7 +11,8 @@ from commprof.text import in_ms
 from commprof.trace import columns
 from commprof.units import ns_to_ms
 
-#: New groups per step, and fewest of them: groups that are made late are used again.
+#: Least number of new groups per step, and in all. Groups that a script makes late, but only once,
+#: are fewer.
 _PER_STEP, _LEAST = 0.5, 5
 #: The work before the first calls of these groups is at least this fraction of the step.
 _SHARE = 0.03
@@ -29,7 +30,8 @@ def _first_calls(calls: RankCalls) -> Mask:
     chosen = first[(least == most) & (least >= 0)]
     named = [calls.trace.groups.get(group) for group in table.group[chosen].tolist()]
     names = [group.name for group in named if group is not None and group.name.isdecimal()]
-    # c10d numbers groups as they are made. Those of another order were made earlier.
+    # c10d numbers groups in the order in which they are made. If their first calls come in another
+    # order, the groups were not made for these steps.
     order = np.argsort(table.issue_ns[chosen], kind="stable")
     if len(names) == len(chosen):
         numbers = np.array(names, dtype=np.int64)[order]
@@ -40,7 +42,7 @@ def _first_calls(calls: RankCalls) -> Mask:
 
 
 def _before_ns(calls: RankCalls, mask: Mask) -> float:
-    """Time of the thread between the last phase or wait and the issue of these calls, in all."""
+    """Total time of the thread from the last phase or wait to the issue of each masked call."""
     issue = calls.table.issue_ns[mask]
     phases = columns.phases(calls.trace)
     ends = np.sort(np.concatenate([phases.end_ns, calls.wait_end_ns, calls.begin_ns]))
@@ -64,8 +66,8 @@ def _rule(facts: Facts) -> Sighting | None:
     ms = ns_to_ms(sum(before) / len(before) / number)
     return Sighting(
         f"The script makes {number} process groups in {facts.steps} steps and uses each in one "
-        f"step only{at_line(line)}. Before the first call of each, a rank spends {in_ms(ms)}: for "
-        "a new group all ranks meet and connect anew.",
+        f"step only{at_line(line)}. Before the first call of each group, a rank spends "
+        f"{in_ms(ms)}: for a new group all ranks meet and connect anew.",
         share,
         line=line,
     )
@@ -78,8 +80,8 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"At least {_LEAST} process groups, and one in every {1 / _PER_STEP:g} steps, are used in "
-        "one step only. The time from the last phase or wait to the first call of each is at least "
-        f"{_SHARE:.0%} of the step."
+        "one step only. The time from the last phase or wait to each group's first call is at "
+        f"least {_SHARE:.0%} of the step."
     ),
     why=(
         "`new_group` makes all ranks meet, exchange addresses and connect, and NCCL allocates "
@@ -88,8 +90,8 @@ CAUSE = CatalogueCause(
         "that the script needs once, or keep them in a dictionary by their ranks."
     ),
     gain_note=(
-        "Not predicted, because the time within `new_group` is not recorded: the time before the "
-        "groups' first calls, with the script's other work in it, is what the fix wins at most."
+        "Not predicted, because the time within `new_group` is not recorded. The fix wins at most "
+        "the time before the groups' first calls, which also holds other work of the script."
     ),
     fix=(
         "groups = {}  # once, before the loop\n"

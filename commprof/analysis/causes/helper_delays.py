@@ -1,7 +1,8 @@
 """Time for which the helper threads of some calls keep a training thread from its core.
 
 gloo's threads carry out collectives on the cores on which the ranks compute. If the ranks have no
-cores to spare, the training thread lacks a core meanwhile, and has it back without these calls.
+cores to spare, the training thread lacks a core meanwhile. A fix that removes the calls gives the
+core back.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.lookup import row_containing
 
-#: Cost of a call without data for helper threads, as the number of bytes that cost the same.
+#: What a call costs helper threads beside its data, as the number of bytes that cost the same.
 _CALL_BYTES = 2**16
 
 
 def delays_by(calls: RankCalls, mask: Mask, bytes_remain: bool = False) -> ExposedSpread:
-    """Returns the run delay outside of waiting that the helper threads of some calls caused, in ns.
+    """Returns the run delay in ns that the masked calls' helper threads caused outside of waiting.
 
-    The run delay between two readings counts up to the CPU time of the rank's helper threads in
-    between, and is divided among the calls then in progress by their bytes. It is 0 for ranks with
+    Of the run delay between two readings, at most the CPU time of the rank's helper threads counts.
+    It is divided among the calls in progress in proportion to their bytes. It is 0 for ranks with
     several intra-op threads, because the CPU time of these threads cannot be distinguished from
-    that of helper threads. ``bytes_remain``: True if other calls carry the bytes of the masked
-    calls instead.
+    that of helper threads. ``bytes_remain``: True if the fix lets other calls carry the bytes of
+    the masked calls.
     """
     trace, table = calls.trace, calls.table
     steps = columns.steps(trace)
@@ -52,7 +53,7 @@ def delays_by(calls: RankCalls, mask: Mask, bytes_remain: bool = False) -> Expos
 
 
 def _reached(begin_ns: Ints, end_ns: Ints, weight: Floats, times_ns: Ints) -> Floats:
-    """Returns for each time the sum of the weights until then.
+    """Returns for each of ``times_ns`` the sum of the weights up to this time.
 
     Each weight is spread evenly over its interval.
     """

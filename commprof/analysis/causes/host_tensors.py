@@ -1,4 +1,4 @@
-"""Tensors of the host are exchanged although the job has devices with collectives."""
+"""Tensors of the host are exchanged in a job that also exchanges tensors of devices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _rule(facts: Facts) -> Sighting | None:
         f"{counted(round(number), 'collective')} per step of "
         f"{in_bytes(float(first.size_bytes[mask].mean()))} on average"
         f"{at_line(line)} {'works' if round(number) == 1 else 'work'} on tensors of the host, "
-        f"for {in_ms(ms)}, though the ranks' devices exchange theirs.",
+        f"for {in_ms(ms)}, though the ranks also exchange tensors of their devices.",
         share,
         None,
         line,
@@ -42,13 +42,13 @@ def _rule(facts: Facts) -> Sighting | None:
 
 CAUSE = CatalogueCause(
     id="host-tensors",
-    title="Tensors of the host are exchanged in a job whose devices exchange theirs",
+    title="Tensors of the host are exchanged in a job on devices",
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
         "Collectives of a device are recorded, and a typical step has further collectives on "
-        "tensors of the host, outside of forward and backward. These stop the training thread for "
-        f"at least {WORTH_NAMING:.0%} of the step."
+        "tensors of the host, outside of forward and backward. The latter stop the training thread "
+        f"for at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "A group of `cpu:gloo,cuda:nccl`, or a gloo group beside the NCCL group, sends tensors of "

@@ -10,8 +10,8 @@ import numpy as np
 from commprof.analysis.causes.facts import Facts, Floats, Mask
 from commprof.trace.columns import Ints
 
-#: The largest calls must hold this many times the bytes of the smallest: otherwise latency and
-#: transfer cannot be told apart.
+#: The largest calls must hold at least this many times the bytes of the smallest calls: otherwise
+#: latency and transfer cannot be told apart.
 _SPREAD = 2.0
 
 
@@ -28,11 +28,9 @@ class CallCost:
 
 
 def call_cost(facts: Facts, masks: Sequence[Mask]) -> CallCost | None:
-    """Fits the transfer times of each rank's masked calls to their bytes.
+    """Fits transfer times to bytes, for each rank's masked calls, of one operation and group.
 
-    The calls have the same operation and group.
-
-    None if their sizes are too alike, if larger calls take no longer, or if no replay is possible.
+    None if the sizes are too alike, if larger calls take no longer, or if no replay is possible.
     """
     if not facts.transfer_ns:
         return None

@@ -53,8 +53,8 @@ def _rule(facts: Facts) -> Sighting | None:
     ms = facts.per_step_ms(exposed)
     return Sighting(
         f"One parameter of {in_bytes(max(sizes))} holds {max(sizes) / sum(sizes):.0%} of the "
-        "gradients, and its gradient is ready last, as that of an embedding at the model's input: "
-        f"no compute is left to hide its exchange, which delays the step by {in_ms(ms)}.",
+        "gradients. Its gradient is ready last, like that of an embedding at the model's input: "
+        f"no compute is left to hide the exchange, which delays the step by {in_ms(ms)}.",
         share,
     )
 
@@ -82,11 +82,11 @@ CAUSE = CatalogueCause(
     ),
     why=(
         "Backward computes the gradient of the input's embedding last, so its exchange can only "
-        "begin when backward is over. A batch touches few of its rows: with `sparse=True` only "
-        "these are sent, and torch.optim.SparseAdam updates only these. A table that is too large "
-        "for this can be divided over the ranks. Over gloo, torch 2.13.0 itself ended processes "
-        "with sparse gradients by a segmentation fault, about once in 20,000 steps, with commprof "
-        "and without it: divide the table there."
+        "begin when backward is over. A batch touches few rows of the embedding: with "
+        "`sparse=True` only these are sent, and torch.optim.SparseAdam updates only these. An "
+        "embedding that is too large for this can be divided over the ranks. Over gloo, processes "
+        "with sparse gradients ended by a segmentation fault of torch 2.13.0, about once in 20,000 "
+        "steps, with commprof and without it: divide the embedding there."
     ),
     gain_note=("Not predicted, because the number of rows that a batch touches is not recorded."),
     fix=(

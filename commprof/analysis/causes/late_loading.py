@@ -38,7 +38,7 @@ def _saving(facts: Facts, rank: int) -> Saving | None:
 
 
 def _edit(facts: Facts) -> str:
-    """Adds workers to a loader without any; a loader with workers may have more of them already."""
+    """Adds workers to a loader made without workers; another loader is left as it is."""
     site = facts.script.only("DataLoader")
     given = [] if site is None else [k.value for k in site.call.keywords if k.arg == "num_workers"]
     if site is None or any(not isinstance(v, ast.Constant) or v.value for v in given):
@@ -53,18 +53,18 @@ CAUSE = CatalogueCause(
     needs=(Figure.LATE,),
     rule=_rule,
     looks_like=(
-        "One rank is late by the test of the reports, it falls behind while it loads data, and "
-        f"the others wait for it for at least {WORTH_NAMING:.0%} of the step."
+        "One rank is late by the report's test of late ranks, it falls behind while it loads data, "
+        f"and the others wait for it for at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "If one rank reads from a slower disk, has fewer cores for its loaders or gets larger "
-        "samples, every rank waits for it in every step. Workers load batches while the last one "
-        "trains; if that does not suffice, look at the rank's disk and at the length of its "
+        "samples, every rank waits for it in every step. Workers load the next batch during "
+        "a step; if that does not suffice, look at the rank's disk and at the length of its "
         "samples."
     ),
     gain_note=(
-        "The steps are replayed with this rank as fast as the others. Workers that load while the "
-        "last batch trains also save the time for which the other ranks load."
+        "The steps are replayed with this rank as fast as the others. Workers that load a batch "
+        "during the previous step also save the time for which the other ranks load."
     ),
     fix=(
         'options = {"num_workers": 4, "persistent_workers": True, "prefetch_factor": 4}\n'

@@ -15,16 +15,17 @@ from commprof.trace.schema import Phase
 
 #: The training thread waits for the exchange for at least this fraction of the step.
 _EXPOSED = 0.1
-#: The calls of a step hold at least this fraction of the gradients' bytes, and at most the inverse.
+#: The calls of a step send at least this fraction of the gradients' bytes, and at most the bytes
+#: divided by the fraction.
 _ALL = 0.9
-#: Other all-reduces of the group have less than this fraction of the gradients' bytes.
+#: Other all-reduces of the same groups send less than this fraction of the gradients' bytes.
 _OTHERS = 0.5
 #: Files of libraries that exchange gradients: their users cannot wrap the model by DDP.
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/deepspeed/", "/apex/", "/megatron/")
 
 
 def _own(calls: RankCalls) -> Mask:
-    """All-reduces between the begin of backward and the update, which training waits for."""
+    """All-reduces from the begin of backward to the update that the training thread waits for."""
     last = calls.last_begun(Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
     mask: Mask = calls.chosen(("all_reduce",)) & calls.is_blocking & ~of_objects(calls)
     mask &= calls.in_backward | (calls.of_script & (last == Phase.BACKWARD))
@@ -38,10 +39,10 @@ def _holds_gradients(calls: RankCalls, mask: Mask, world_size: int) -> bool:
     groups = np.unique(calls.table.group[mask])
     described = [calls.trace.groups.get(int(group)) for group in groups]
     if any(group is not None and group.size != world_size for group in described):
-        return False  # DDP of all ranks would also average what pipelines and tensors divide
+        return False  # not all ranks have the same parameters: DDP over all ranks would be wrong
     others = calls.chosen(("all_reduce",)) & ~mask & np.isin(calls.table.group, groups)
     if calls.size_bytes[others].sum() >= _OTHERS * calls.size_bytes[mask].sum():
-        return False  # layers exchange in forward too, as with tensor parallelism
+        return False  # the calls may be of layers, as in tensor parallelism
     steps = len(calls.begin_ns)
     sent = float(np.median(np.bincount(calls.step[mask], calls.size_bytes[mask], minlength=steps)))
     return _ALL <= sent / trained.parameter_bytes <= 1 / _ALL
@@ -73,7 +74,7 @@ def _rule(facts: Facts) -> Sighting | None:
         f"The script exchanges {in_bytes(float(first.size_bytes[mask].sum()) / facts.steps)} of "
         f"gradients in {counted(round(first.per_step(mask)), 'all_reduce call')} per step"
         f"{at_line(line)}, {when}: {in_ms(ms)} of waiting. DDP sends gradients in buckets while "
-        "backward computes the others.",
+        "backward computes the remaining gradients.",
         share,
         line=line,
     )
@@ -85,19 +86,19 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "Without DDP or FSDP, the all-reduces between the begin of backward and the update hold "
-        f"the bytes of the trained parameters (at least {_ALL:.0%} of them), the training thread "
-        "waits for each before it goes on, the script itself issues them, and their transfer takes "
-        f"at least {_EXPOSED:.0%} of the step. All ranks take part, and the other all-reduces of a "
-        f"step have less than {_OTHERS:.0%} of these bytes: tensor parallelism exchanges in "
-        "forward too."
+        "The job uses neither DDP nor FSDP. Between the begin of backward and the update, the "
+        "script itself issues all-reduces over all ranks. They send as many bytes as the trained "
+        f"parameters have (at least {_ALL:.0%} of them), the training thread waits for each before "
+        f"it goes on, and their transfer takes at least {_EXPOSED:.0%} of the step. The other "
+        f"all-reduces of a step send less than {_OTHERS:.0%} of these bytes: more would be tensor "
+        "parallelism, which exchanges in forward too."
     ),
     why=(
         "A function that joins all gradients, reduces them and copies them back runs when backward "
         "is over: the GPU computes nothing meanwhile, and the joined tensor takes as much memory "
-        "as all gradients. A hook on each parameter that reduces and waits holds up backward once "
-        "per parameter. DistributedDataParallel does the same sums: it reduces buckets of "
-        "gradients in the background while backward computes the next ones."
+        "as all gradients. If a hook on each parameter reduces and waits, it holds up backward "
+        "once per parameter. DistributedDataParallel computes the same sums, but reduces buckets "
+        "of gradients in the background while backward computes the next gradients."
     ),
     gain_note=(
         "Not predicted, because a run without overlap does not show how much the exchange and "
@@ -108,7 +109,7 @@ CAUSE = CatalogueCause(
         "output = model(YOUR_BATCH)\n"
         "# call the model itself: DDP exchanges nothing after model.module(...)\n"
         "# delete your own reduction of the gradients, with its division; DDP takes the\n"
-        "# mean: if you divided by nothing, multiply the loss by the number of ranks"
+        "# mean: if you did not divide, multiply the loss by the number of ranks"
     ),
     edit=lambda facts, _: _wrapped(facts),
     source="https://github.com/leggedrobotics/rsl_rl/issues/163",

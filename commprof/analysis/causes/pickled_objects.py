@@ -22,7 +22,7 @@ _CONTENT = tuple(
     OPS.index(op)
     for op in ("all_gather", "broadcast", "gather", "scatter", "all_gather_into_tensor")
 )
-#: Functions of torch.distributed, by the operation that carries the pickled bytes.
+#: By the operation that carries the pickled bytes: the function of torch.distributed that pickles.
 _FUNCTIONS = {
     "all_gather": "all_gather_object",
     "all_gather_into_tensor": "all_gather_object",
@@ -75,9 +75,9 @@ def of_objects(calls: RankCalls) -> Mask:
 class _Exchanges:
     """The exchanges of objects of one rank in measured steps."""
 
-    #: The part that would be saved if one call of a tensor replaced the exchange.
+    #: Calls and work that would be saved if a call with a tensor replaced each exchange.
     removed: Removed
-    #: Time from the first pickling of each exchange to the end of its unpickling, in ns, in all.
+    #: Total time in ns of all exchanges, each from the begin of pickling to the end of unpickling.
     total_ns: float
     #: True if pickling was recorded; else ``removed`` and ``total_ns`` lack it.
     is_whole: bool
@@ -94,8 +94,8 @@ def _exchanges(facts: Facts, position: int) -> _Exchanges:
     pickling = _pickling_ns(facts, position, rows)
     before_ns, after_ns = pickling or (np.zeros_like(rows), np.zeros_like(rows))
     edges = np.stack([issue_ns - before_ns, issue_ns, size_end_ns, end_ns + after_ns], axis=1)
-    # Where pickling was not noted, a median takes its place, which may reach into the next
-    # exchange.
+    # If pickling was not noted for an exchange, the median time stands for it. This time may reach
+    # into the next exchange.
     edges = np.maximum.accumulate(edges.reshape(-1))
     removed = Removed(second, edges[::2], edges[1::2])
     total_ns = (removed.end_ns - removed.begin_ns).sum() + (size_end_ns - issue_ns).sum()
@@ -105,7 +105,7 @@ def _exchanges(facts: Facts, position: int) -> _Exchanges:
 def _pickling_ns(facts: Facts, position: int, rows: Ints) -> tuple[Ints, Ints] | None:
     """Times of pickling before each of these exchanges, and of unpickling after it, in ns.
 
-    Exchanges after the last noted one have the median time. None if none was noted.
+    Exchanges after the last noted one get the median time. None if no exchange was noted.
 
     ``rows``: the call of bytes of each exchange, which follows that of its size.
     """
@@ -146,7 +146,7 @@ def _rule(facts: Facts) -> Sighting | None:
     ms = facts.per_step_ms([of_rank.total_ns for of_rank in exchanges])
     return Sighting(
         f"Python objects are pickled and exchanged in every step ({name}){at_line(line)}: "
-        f"{in_bytes(float(first.size_bytes[rows].mean()))} on average in two collectives each, "
+        f"{in_bytes(float(first.size_bytes[rows].mean()))} on average, two collectives per object, "
         f"{in_ms(ms)} per step, pickling {'' if is_whole else 'not '}included.",
         share if is_whole else math.nan,
         saving_without(facts, [of_rank.removed for of_rank in exchanges]) if is_whole else None,
@@ -156,7 +156,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _fix(name: str, mean_bytes: float) -> str:
-    """Returns the fix for these objects; empty for the cause's own fix, which is for numbers."""
+    """Returns the fix for these objects; empty if the cause's own fix, for numbers, may fit."""
     if mean_bytes > _NUMBERS_BYTES:
         return (
             "if YOUR_STEP % 100 == 0:  # only in steps that use what was exchanged\n"
@@ -183,8 +183,8 @@ CAUSE = CatalogueCause(
     looks_like=(
         "In a typical step, a collective of 64-bit integers is followed at once, in the same "
         "group, by a collective of bytes, as `all_gather_object`, `gather_object` and "
-        "`broadcast_object_list` issue them. The time from the issue of the first to the end of "
-        f"the second is at least {WORTH_NAMING:.0%} of the step, pickling included if it was "
+        "`broadcast_object_list` issue them. From the issue of the first to the end of "
+        f"the second takes at least {WORTH_NAMING:.0%} of the step, pickling included if it was "
         "recorded."
     ),
     why=(
@@ -194,9 +194,9 @@ CAUSE = CatalogueCause(
         "everything else can be gathered when it is logged."
     ),
     gain_note=(
-        "The steps are replayed with one call of a tensor in place of both calls of each object, "
-        "without pickling it and without unpickling what all ranks sent. Not predicted if "
-        "pickling was not recorded, as by other tools."
+        "The steps are replayed with one call with a tensor in place of both calls of each object, "
+        "without pickling the object and without unpickling what all ranks sent. Not predicted if "
+        "pickling was not recorded; other tools do not record it."
     ),
     fix=(
         "import torch.distributed as dist\n\n"

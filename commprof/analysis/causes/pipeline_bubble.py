@@ -12,14 +12,14 @@ from commprof.trace import columns
 from commprof.trace.schema import OPS, Phase
 
 _SENDS, _RECEIVES = ("send",), ("recv",)
-#: Part of the step that the schedule leaves idle, and for which the stages wait for messages.
+#: Least fractions of the step: what the schedule leaves idle, and what stages wait for messages.
 _IDLE, _WAITING = 0.2, 0.1
 #: Micro batches per stage that leave a fifth of the step idle, or less.
 _ENOUGH = 4
 
 
 def _peers(calls: RankCalls) -> dict[int, int]:
-    """Messages per step from each rank that this rank also sends to; forward and backward."""
+    """Messages per step from each rank that also gets messages from this rank."""
     sent, received = calls.measured(_SENDS), calls.measured(_RECEIVES)
     both = np.intersect1d(calls.table.peer[sent], calls.table.peer[received])
     return {
@@ -42,17 +42,17 @@ def _stages(facts: Facts) -> tuple[list[int], int]:
 
 
 def _is_chain(facts: Facts, stages: list[int]) -> bool:
-    """True if each stage has two neighbours, but for the first and the last.
+    """True if the first and the last stage have one neighbour and every other stage has two.
 
-    Rings average weights with neighbours or send chunks of interleaved schedules; in a star one
-    rank serves the others.
+    In a ring, ranks average weights with neighbours or send chunks of an interleaved schedule; in a
+    star, one rank serves the others. These are no pipelines of this schedule.
     """
     peers = sorted(len(_peers(facts.ranks[row])) for row in stages)
     return peers == [1, 1, *[2] * (len(stages) - 2)]
 
 
 def _receives_before_backward(calls: RankCalls) -> bool:
-    """True if in most steps a backward pass follows the first message; true without phases.
+    """True if in most steps a backward pass follows the first message, or if no backward was seen.
 
     What ranks send one another after backward are gradients or weights, not activations.
     """
@@ -90,7 +90,7 @@ def _rule(facts: Facts) -> Sighting | None:
         f"{micro} micro batch{'es' * (micro > 1)}: each stage waits while another "
         f"computes, {in_ms(facts.per_step_ms(waiting))} per step"
         f"{at_line(line)}. Such a schedule leaves {idle:.0%} of a step idle; with {enough} smaller "
-        f"micro batches it would be {then:.0%}.",
+        f"micro batches, {then:.0%} would be idle.",
         min(share, idle),
         line=line,
         op=OPS[int(first.table.op[mask][0])],
@@ -103,28 +103,28 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "In each step ranks send to and receive from the same other ranks, which form a chain, and "
-        "receive before a backward pass. With as many messages "
-        "per step in one direction as micro batches, the schedule leaves (stages - 1) / (micro "
-        f"batches + stages - 1) of the step idle, at least {_IDLE:.0%}, and the ranks wait for "
-        f"messages for at least {_WAITING:.0%} of it."
+        "In each step ranks receive messages from the ranks to which they send, and these pairs "
+        "form a chain of stages. The messages arrive before a backward pass. One message per step "
+        "and direction counts as one micro batch. The schedule then leaves (stages - 1) / (micro "
+        f"batches + stages - 1) of the step idle. This is at least {_IDLE:.0%}, and the ranks wait "
+        f"for messages for at least {_WAITING:.0%} of the step."
     ),
     why=(
         "A stage can compute only what the stage before it has sent. With one batch per step all "
         "stages but one are idle at any time, so that the job is no faster than one GPU. If the "
-        "batch is cut into micro batches, the next one is computed while the last one is in other "
-        "stages; four per stage leave less than a fifth of the time idle. Nor is a stage late that "
-        "others wait for in this way."
+        "batch is cut into micro batches, a stage computes the next one while other stages compute "
+        "the last ones; four per stage leave less than a fifth of the time idle. If stages wait "
+        "for one another in this way, none of them is a slow rank."
     ),
     gain_note=(
         "Not predicted, because smaller micro batches use a GPU less well, and a run with large "
-        "ones does not show how much."
+        "micro batches does not show how much less."
     ),
     fix=(
         "from torch.distributed.pipelining import Schedule1F1B\n\n"
-        "# YOUR_STAGE: a PipelineStage; the batch must be divisible by the number\n"
+        "# YOUR_STAGE: a PipelineStage; n_microbatches must divide the batch's size\n"
         "schedule = Schedule1F1B(YOUR_STAGE, n_microbatches=8, loss_fn=YOUR_LOSS)\n"
-        "schedule.step(YOUR_BATCH, target=YOUR_TARGETS)  # the stages between: step()"
+        "schedule.step(YOUR_BATCH, target=YOUR_TARGETS)  # stages in between: step()"
     ),
     source="https://github.com/huggingface/transformers/issues/9766",
 )

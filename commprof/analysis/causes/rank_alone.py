@@ -69,10 +69,7 @@ def _how_often(steps: LongSteps, position: int) -> str:
 
 
 def _more_forwards(facts: Facts, position: int, rows: Ints) -> float:
-    """By how many forward passes the median long step exceeds the median of the other steps.
-
-    At least 0.
-    """
+    """By how many forward passes the median long step exceeds the median other step; at least 0."""
     calls = facts.ranks[position]
     phases = columns.phases(calls.trace)
     begun = np.sort(phases.begin_ns[phases.key == Phase.FORWARD])
@@ -84,14 +81,14 @@ def _more_forwards(facts: Facts, position: int, rows: Ints) -> float:
 _FIX = (
     "sampler = torch.utils.data.distributed.DistributedSampler(YOUR_DATA)\n"
     "loader = torch.utils.data.DataLoader(YOUR_DATA, sampler=sampler)\n"
-    "total = YOUR_EVALUATION(YOUR_MODEL.module, loader)  # a tensor: sums of a part\n"
+    "total = YOUR_EVALUATION(YOUR_MODEL.module, loader)  # sums of this part\n"
     "torch.distributed.all_reduce(total)"
 )
 _ASYNCHRONOUS = (
     "# a checkpoint: every rank calls this, and writes its part in the background\n"
     "from torch.distributed.checkpoint import async_save\n\n"
     'saving = async_save({"model": YOUR_MODEL.state_dict()}, checkpoint_id=YOUR_FOLDER)\n'
-    "# an evaluation: every rank reads its part, then all_reduce the sums;\n"
+    "# an evaluation: each rank evaluates its part, then all_reduce the sums;\n"
     "# a log: every 1000 steps"
 )
 
@@ -113,8 +110,8 @@ CAUSE = CatalogueCause(
         "log be written less often."
     ),
     gain_note=(
-        "The steps are replayed as if every rank did an equal part of the work; in the background "
-        "it costs still less."
+        "The steps are replayed as if every rank did an equal part of the work. Work that is done "
+        "in the background costs still less."
     ),
     fix=_FIX,
     source="https://github.com/pytorch/pytorch/issues/54059",

@@ -27,7 +27,7 @@ def _rule(facts: Facts) -> Sighting | None:
     return Sighting(
         f"Rank {late.rank} has more work than the others in nearly every step, outside of forward, "
         f"backward and update{before and ', before the line' + before.removeprefix(' at')} (a log "
-        f"or a picture that only it writes, or its own preparation of data): {who} "
+        f"or a picture that only this rank writes, or its own preparation of data): {who} "
         f"{'wait' if several else 'waits'} {in_ms(ns_to_ms(late.wait_ns))} per step for it.",
         share,
         _saving(facts, late.rank),
@@ -36,7 +36,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _saving(facts: Facts, rank: int) -> Saving | None:
-    """Replays the steps with this rank's work outside of phases as that of the others."""
+    """Replays the steps with as much work outside of phases on this rank as on the others."""
     gains = facts.world.gains
     rows = [row for row in gains.gains if row.rank == rank] if gains is not None else []
     rows = [row for row in rows if row.phase == "other"] or [r for r in rows if r.change == "rank"]
@@ -49,7 +49,7 @@ CAUSE = CatalogueCause(
     needs=(Figure.SPLIT, Figure.OTHER),
     rule=_rule,
     looks_like=(
-        "One rank is late by the test of the reports, in at least "
+        "One rank is late by the report's test of late ranks, in at least "
         f"{_MOSTLY:.0%} of the steps; it falls behind outside of loading, forward, backward and "
         f"updates, and the others wait for it for at least {WORTH_NAMING:.0%} of the step."
     ),
@@ -59,7 +59,9 @@ CAUSE = CatalogueCause(
         "rank, because all wait for it in the next exchange. Log every hundredth step, or from a "
         "thread; let each rank choose its samples with a generator of the same seed."
     ),
-    gain_note="The steps are replayed with this rank's work outside of phases as the others'.",
+    gain_note=(
+        "The steps are replayed with as much work outside of phases on this rank as on the others."
+    ),
     fix=(
         "if YOUR_STEP % 100 == 0:\n"
         "    YOUR_LOG()  # what only this rank does\n"

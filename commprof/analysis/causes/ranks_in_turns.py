@@ -17,9 +17,9 @@ _SHARE = 0.05
 #: Least number of long steps of each rank that takes turns, and largest share of the waiting that
 #: one rank may cause.
 _LEAST, _ONE_RANK = 2, 0.8
-#: Two least fractions: of the long steps, those in which a single rank is long; of the unusual
-#: work, the part outside of forward, backward and updates. Slow compute of several ranks has other
-#: reasons.
+#: Two least fractions: of the long steps, those in which only one rank works long; of the unusual
+#: work, the part outside of forward, backward and updates. Work inside of these is slow compute,
+#: which has other causes.
 _ALONE, _OUTSIDE = 0.9, 0.8
 
 
@@ -45,8 +45,8 @@ def _rule(facts: Facts) -> Sighting | None:
     return Sighting(
         f"{named_ranks(ranks).capitalize()} take turns at being late: in {number} of "
         f"{facts.steps} steps one of them works {in_ms(longer)} longer than it usually does, "
-        "outside of forward, backward and updates, and the others wait. Each rank's garbage "
-        "collection, log, cache or checkpoint at a time of its own looks like this.",
+        "outside of forward, backward and updates, and the others wait. This is so if each "
+        "rank collects garbage, writes a log or checkpoint, or clears a cache in steps of its own.",
         steps.share(facts.step_ns),
         saving_without(facts, steps, others),
     )
@@ -59,10 +59,10 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"Several ranks work far longer than they usually do, by at least {LEAST_MS:g} ms, each in "
-        f"at least {_LEAST} steps of its own, outside of forward, backward and updates, and the "
+        f"at least {_LEAST} steps of its own, outside of forward, backward and updates. The "
         "waiting of "
         f"the others takes at least {_SHARE:.0%} of all time. If the garbage collector or "
-        "torch.compile explains it, `garbage-in-turns` or `compiled-anew` is named instead."
+        "torch.compile explains the work, `garbage-in-turns` or `compiled-anew` is named instead."
     ),
     why=(
         "Every rank does some work now and then, such as collecting garbage, clearing a cache, "

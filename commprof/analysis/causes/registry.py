@@ -115,8 +115,8 @@ def named_causes(
     """Returns the causes that one world size shows: wrong results first, then the largest gains.
 
     Empty for a single rank and without measured steps. Recordings of other tools may lack sizes of
-    calls: if those of forward or backward lack theirs, or many others, no cause is named that
-    follows from calls.
+    calls. If any call of forward or backward lacks its size, or more than a quarter of all calls
+    do, no cause is named that follows from calls.
     """
     if world.world_size < 2 or not world.timing.measured_steps or not world.parts.step_ms > 0:
         return ()
@@ -150,12 +150,12 @@ def named_causes(
 def sizes_are_told(facts: Facts) -> bool:
     """True if the size of each call of forward and backward in measured steps was recorded.
 
-    The script's own calls of unknown size are left out by the rules, call by call. Those of the
-    passes belong to buckets and units, which are counted and measured as a whole.
+    Rules leave out the script's own calls of unknown size, call by call. They cannot leave out
+    calls of forward and backward, which belong to buckets and units that count as a whole.
     """
     for position, trace in enumerate(facts.seen.traces):
         if trace.recorded is None or trace.recorded.size.all():
-            continue  # most recordings: the calls of all ranks need not be made for this
+            continue  # as in most recordings; ``facts.ranks``, which costs time, is not needed
         calls = facts.ranks[position]
         lacks = ~calls.has_size & (calls.step >= 0)
         if (lacks & (calls.in_backward | (calls.phase == Phase.FORWARD))).any():
@@ -177,8 +177,8 @@ def _fix(cause: CatalogueCause, facts: Facts, sighting: Sighting) -> str:
 def _is_worth_naming(cause: CatalogueCause, sighting: Sighting) -> bool:
     """False if the saving, as far as it is known, may be less than the cause's ``worth``.
 
-    Then chance may explain the cause, because healthy jobs come close to the thresholds. If chance
-    cannot explain it, the saving only has to be possibly large enough.
+    Such a cause may be chance, because healthy jobs come close to the thresholds. If a cause cannot
+    be chance (``is_certain``), it is enough that the saving may reach ``worth``.
     """
     if sighting.saving is None:
         return True
@@ -188,12 +188,11 @@ def _is_worth_naming(cause: CatalogueCause, sighting: Sighting) -> bool:
     return saved.low >= cause.worth
 
 
-#: With fewer calls of known size, rules that count calls would see too few of them.
+#: Least fraction of calls of known size: with less, rules that count calls would see too few.
 _MOST_TOLD = 0.75
-#: What all rules need.
+#: Figures that all rules need.
 _ALWAYS = (Figure.EXPOSED,)
-#: Causes that are left out if another cause that explains them is named; these are the other
-#: causes.
+#: By id of a cause: ids of the causes that explain it. It is left out if one of these is named.
 _EXPLAINED_BY = {
     ranks_in_turns.CAUSE.id: {garbage_in_turns.CAUSE.id, compiled_anew.CAUSE.id},
     rank_alone.CAUSE.id: {garbage_in_turns.CAUSE.id, compiled_anew.CAUSE.id},

@@ -21,9 +21,9 @@ _USUAL = 0.9
 
 
 def _passes(calls: RankCalls) -> int:
-    """Backward passes of a measured step: the median; 0 if passes of a step have own updates.
+    """Median number of backward passes of a measured step; 0 if a step has more than one update.
 
-    Such passes are no micro batches: those of a GAN's two models, or PPO's minibatches.
+    Passes with updates of their own are no micro batches, as in a GAN or PPO's minibatches.
     """
     phases = columns.phases(calls.trace)
     chosen = among(phases.key, Phase.BACKWARD, Phase.OPTIMIZER)
@@ -40,9 +40,9 @@ def _passes(calls: RankCalls) -> int:
 
 
 def _repeated(calls: RankCalls) -> tuple[Mask, int]:
-    """Small calls that are made alike in every micro batch, and how many micro batches these are.
+    """Small calls that every micro batch makes, and the number of micro batches in a step.
 
-    Alike: of one operation, group and size, which the training thread waits for.
+    The calls have one operation, group and size, and the training thread waits for most of them.
     """
     mask, passes = small(calls), _passes(calls)
     rows = np.flatnonzero(mask)
@@ -58,7 +58,7 @@ def _repeated(calls: RankCalls) -> tuple[Mask, int]:
         # Calls with a phase between them belong to different micro batches.
         places = np.unique(np.stack([calls.step[of_kind], calls.segment[of_kind]], axis=1), axis=0)
         per_step = np.bincount(places[:, 0], minlength=len(calls.begin_ns))
-        waited_for = calls.is_blocking[of_kind].mean()  # some end before training waits
+        waited_for = calls.is_blocking[of_kind].mean()  # some end before the thread waits
         if float((per_step >= passes).mean()) >= _USUAL and waited_for >= 0.5:
             chosen[of_kind] = True
     return chosen, passes
@@ -91,8 +91,9 @@ def _rule(facts: Facts) -> Sighting | None:
     calls = counted(round(first.per_step(mask)), f"{op} call")
     return Sighting(
         f"Each of the {passes} micro batches of a step waits for small calls{at_line(line)}: "
-        f"{calls} per step of {in_bytes(float(first.size_bytes[mask].mean()))} on average. Added "
-        f"up on each rank and reduced after the last one, they would take {in_ms(ms)} less.",
+        f"{calls} per step of {in_bytes(float(first.size_bytes[mask].mean()))} on average. If each "
+        "rank added the values up and reduced the sums after the last micro batch, the step would "
+        f"take {in_ms(ms)} less.",
         share,
         saving_without(facts, removed),
         line,
@@ -121,9 +122,9 @@ CAUSE = CatalogueCause(
     fix=(
         "total = torch.zeros(1)  # before the micro batches; on the GPU if NCCL is used\n"
         "loss = YOUR_LOSS(YOUR_MODEL(YOUR_BATCH))\n"
-        "total += loss.detach()  # in each, in place of the reduction\n"
-        "torch.distributed.all_reduce(total)  # after the last, or when it is logged\n"
-        "# a sum that the loss or a decision in the micro batch needs must stay there"
+        "total += loss.detach()  # in each micro batch, in place of the reduction\n"
+        "torch.distributed.all_reduce(total)  # after the last one, or for a log\n"
+        "# keep reductions that the loss or a decision in the micro batch needs"
     ),
     source="https://github.com/modelscope/ms-swift/pull/9966",
 )

@@ -16,7 +16,7 @@ from commprof.trace.schema import OPS
 
 #: A call of up to this size (64 numbers of float32) takes as long as a call of one byte.
 _SCALAR_BYTES = 256
-#: Least number of calls in a row.
+#: Least number of calls that follow one another.
 _LEAST = 3
 _OPS = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor")
 
@@ -43,7 +43,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def sighting(facts: Facts, rows: list[Bursts], least: float, what: str) -> Sighting | None:
-    """Returns the evidence in bursts if joining their calls saves this fraction of the step."""
+    """Returns the evidence if joining the bursts' calls saves at least ``least`` of the step."""
     removed = [row.removed() for row in rows]
     share = facts.share([float((spans.end_ns - spans.begin_ns).sum()) for spans in removed])
     if not share >= least:
@@ -88,8 +88,8 @@ CAUSE = CatalogueCause(
     why=(
         "A collective of 4 bytes takes as long as one of 4 kB: the time goes into waking threads "
         "and into latency. Metrics, losses, counts or norms that are reduced in a loop, with "
-        "`.item()` after each, pay it once per number. Put the numbers into one tensor, or add "
-        "them up locally and reduce them every hundredth step. For gradient norms use "
+        "`.item()` after each, pay this time once per number. Put the numbers into one tensor, or "
+        "add them up locally and reduce them every hundredth step. For gradient norms use "
         "`torch.nn.utils.clip_grad_norm_`: with DDP all ranks have the same gradients."
     ),
     gain_note=(

@@ -10,7 +10,7 @@ from commprof.analysis.causes.facts import Facts
 from commprof.analysis.evidence import Figure
 from commprof.text import listed
 
-#: The idle interface is rated at least this many times faster.
+#: The idle interface is rated at least this many times as fast as the one in use.
 _FASTER = 2.0
 #: Least exposed time, as a fraction of the step.
 _EXPOSED = 0.1
@@ -68,7 +68,7 @@ CAUSE = CatalogueCause(
     ),
     gain_note=(
         "Not predicted, because the idle interface was not measured. The given share is the most "
-        "that the fix can win: it assumes the rated speeds, which are seldom reached."
+        "that the fix can win: it assumes that both interfaces reach their rated speeds."
     ),
     fix=_FIX,
     source="https://github.com/areal-project/AReaL/issues/639",

@@ -32,12 +32,13 @@ def _forward(calls: RankCalls, group: Ints) -> Mask:
 def _statistics(calls: RankCalls, world_size: int) -> tuple[Mask, Mask]:
     """Small calls of forward and of backward over the ranks that share a model's gradients."""
     buckets = buckets_of_ddp(calls)
-    # The last call of a pass is a bucket; others may be of layers, as of tensor parallelism.
+    # The last call of a pass is certainly a bucket; the others may be of layers, as in tensor
+    # parallelism.
     rows = np.flatnonzero(buckets)
     _, from_end = np.unique(calls.table.graph_task[rows][::-1], return_index=True)
     last = rows[::-1][from_end]
     group = np.unique(calls.table.group[last])
-    # The layers may use a group of their own, of the same ranks: the whole world.
+    # If DDP's group has all ranks, the layers may use another group of all ranks.
     whole = [
         number for number, group_of in calls.trace.groups.items() if group_of.size == world_size
     ]
@@ -47,7 +48,7 @@ def _statistics(calls: RankCalls, world_size: int) -> tuple[Mask, Mask]:
     forward = _forward(calls, group)
     experts = among(calls.table.op, *codes_of("all_to_all")) & (calls.phase == Phase.FORWARD)
     if (experts & (calls.step >= 0)).any():
-        forward[:] = False  # layers of experts exchange numbers of tokens before the tokens
+        forward[:] = False  # the calls may be of layers of experts: numbers of tokens
     backward = calls.chosen(_OPS) & calls.in_backward & calls.is_blocking
     backward &= np.isin(calls.table.group, group) & (calls.size_bytes <= _MEAN_BYTES)
     backward[last] = False  # the last bucket of a pass is waited for at once too
@@ -90,11 +91,11 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        f"In a job that DDP exchanges gradients for, forward passes have at least {_LEAST} "
+        f"DDP exchanges the job's gradients. Forward passes have at least {_LEAST} "
         "all-reduces or all-gathers per step, over the ranks that share gradients, of at most "
         f"{_MEAN_BYTES // 2**10} KiB on average, and the training thread waits for each. With "
-        f"their counterparts in backward they take at least {_SHARE:.0%} of the step. Models whose "
-        "forward passes have all-to-alls, as layers of experts, do not count."
+        f"their counterparts in backward they take at least {_SHARE:.0%} of the step. Not named if "
+        "forward passes have all-to-alls, as models with layers of experts have."
     ),
     why=(
         "SyncBatchNorm takes means over the batches of all ranks, for which every layer of it "
@@ -109,7 +110,7 @@ CAUSE = CatalogueCause(
     ),
     fix=(
         "# this changes the result: a rank then normalises by its own samples.\n"
-        "# If a rank has many samples, without\n"
+        "# If each rank has many samples per layer, delete\n"
         "# torch.nn.SyncBatchNorm.convert_sync_batchnorm(model);\n"
         "# for layers that see few samples per rank:\n"
         "norm = torch.nn.GroupNorm(num_groups=32, num_channels=YOUR_CHANNELS)"

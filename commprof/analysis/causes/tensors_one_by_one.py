@@ -17,13 +17,13 @@ from commprof.text import counted, in_bytes
 from commprof.trace.exchanged import trained_by
 from commprof.trace.schema import OPS, REDUCE_OPS
 
-#: Least number of calls in a row.
+#: Least number of calls that follow one another.
 _LEAST = 4
 #: If the mean call is larger, most of its time is transfer, which joining does not save.
 _MEAN_BYTES = 2**20
 #: A burst counts as gradients if it has at least this fraction of the trained parameters' bytes.
 _GRADIENTS = 0.5
-#: For each operation, the sentence about it if the tensors of a step are as large as the model.
+#: By operation: begin of the sentence if the tensors of a step are together as large as the model.
 _SUBJECTS = {
     "all_reduce": "Tensors that together are as large as the model are all-reduced",
     "reduce": "Tensors that together are as large as the model are reduced",
@@ -31,7 +31,7 @@ _SUBJECTS = {
     "all_gather": "Tensors that together are as large as the model are gathered",
     "all_gather_into_tensor": "Tensors that together are as large as the model are gathered",
 }
-#: What is said instead if the calls lie between the backward pass and the update.
+#: By operation: begin of the sentence if, besides, the calls lie between backward and the update.
 _OF_GRADIENTS = {
     "all_reduce": "The gradients are averaged",
     "reduce": "The gradients are summed on one rank",
@@ -73,8 +73,8 @@ def _rule(facts: Facts) -> Sighting | None:
     number = counted(calls_per_step, f"{op} call")
     return Sighting(
         f"{what} one by one{at_line(line)}: {number} per step of {in_bytes(mean_bytes)} on "
-        f"average, {in_bytes(calls_per_step * mean_bytes)} in all, each waited for before the next "
-        "one begins.",
+        f"average, {in_bytes(calls_per_step * mean_bytes)} in all; the script waits for each "
+        "before the next one begins.",
         share,
         _saving(facts, rows, spans),
         line,
@@ -86,7 +86,7 @@ def _rule(facts: Facts) -> Sighting | None:
 def _fix(op: str, of: Bursts, world_size: int, of_gradients: bool) -> str:
     """Returns lines of code that join the tensors of these calls.
 
-    Empty for averaged gradients, for which the cause's ``fix`` is used.
+    Empty for averaged gradients: the cause's own ``fix`` is for them.
     """
     table, trace = of.calls.table, of.calls.trace
     group = trace.groups.get(int(table.group[of.row[0]]))

@@ -1,4 +1,4 @@
-"""The ranks of a host run more threads than it has cores."""
+"""The ranks of a host together run more threads than the host has cores."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from commprof.text import counted
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    # A script may set the number of threads after capture began; only the traces then hold the
-    # right number.
+    # A script may set the number of threads after capture began. Then only the traces hold the
+    # right number; the run's description does not.
     recorded = (int(trace.metadata.get("threads") or 0) for trace in facts.seen.traces)
     threads = max(int(facts.context.get("threads_per_rank") or 0), *recorded)
     context, world = {**facts.context, "threads_per_rank": threads}, facts.world

@@ -1,4 +1,4 @@
-"""Ranks train models of their own."""
+"""Each rank trains a model of its own: some or all gradients are never exchanged."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ CAUSE = CatalogueCause(
     why=(
         "If the model is not wrapped, if the script calls the inner model in place of the wrapper, "
         "or if a launcher's settings take no effect on this hardware, every rank trains a model of "
-        "its own on its part of the data. The job is fast, the loss falls, and all but one of the "
-        "models are thrown away."
+        "its own on its part of the data. The job is fast and the loss falls, but only one rank's "
+        "model is used in the end."
     ),
     fix=(
         "model = torch.nn.parallel.DistributedDataParallel(YOUR_MODEL)\n"

@@ -34,7 +34,8 @@ class LongSteps:
     is_long: Mask
     #: Mean waiting of the other ranks for this rank, where ``is_long``, else 0.
     cost_ns: Floats
-    #: Work beyond the rank's median, as ``[rank, step, phase]`` in the order of ``PHASES``.
+    #: Work beyond the rank's median, as ``[rank, step, phase]``; phases are in the order of
+    #: ``PHASES``.
     extra_ns: Floats
 
     def share(self, step_ns: float) -> float:
@@ -42,7 +43,7 @@ class LongSteps:
         return float(self.cost_ns.sum()) / (self.cost_ns.shape[1] * step_ns)
 
     def phase(self, rank: int) -> str:
-        """Phase in which most of the unusual work of a row's rank lies."""
+        """Phase in which most of the unusual work of the rank in row ``rank`` lies."""
         extra = self.extra_ns[rank][self.is_long[rank]].sum(axis=0)
         return PHASES[int(np.argmax(extra))]
 
@@ -79,7 +80,7 @@ def saving_without(
                 own_ns[position][is_long] = usual
         changed = recorded.step_ns(own_ns)
         if changed is not None:
-            # All ranks do their share of the work at the same time, so nobody waits for it.
+            # All ranks do their share of the work at the same time, so no rank waits for another.
             changed = changed + is_divided * divided_ns / facts.world.world_size
             return Saving(recorded.saved(base, changed), "replayed")
     wall = np.mean([part.wall_ns for part in facts.seen.measured], axis=0)
@@ -103,8 +104,8 @@ def long_steps(facts: Facts) -> LongSteps | None:
     typical = float(np.median([part.wall_ns for part in measured]))
     least = max(_OF_STEP * typical, ms_to_ns(LEAST_MS))
     is_long = beyond > np.maximum(limit, least)[:, np.newaxis]
-    # [step, origin], over all ranks that waited: a table for each waiting rank would hold all pairs
-    # of ranks.
+    # [step, origin]: sums over all ranks that waited. A table for each waiting rank would hold all
+    # pairs of ranks.
     waited = of_ranks(caused_in_all(measured, np.ones(facts.steps, dtype=np.bool_)))
     cost = np.zeros(is_long.shape)
     for position, rank in enumerate(ranks):

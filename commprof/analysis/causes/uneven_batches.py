@@ -1,4 +1,4 @@
-"""The ranks' batches take unequal work; in each step, another rank's batch takes the most."""
+"""The ranks' batches take unequal work; the rank with the most work changes from step to step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SPREAD = 0.05
 #: of equal batches varies less. Time in which a rank lacked a core is not counted.
 _VARIES = 0.3
 #: Least correlation between the excess of forward and the excess of backward over the mean rank. A
-#: larger batch takes longer in both, a disturbance only in one of them.
+#: larger batch lengthens forward and backward, a disturbance only one of them.
 _TOGETHER = 0.8
 #: Largest fraction of the steps in which the same rank computes the longest.
 _ONE_RANK = 0.8
@@ -51,15 +51,15 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     return Sighting(
         f"The ranks' batches take unequal work: per step, forward and backward of the slowest rank "
-        f"take {in_ms(ns_to_ms(beyond_ns))} longer than the ranks' average, a different rank each "
-        "time, and the others wait. Batches of uneven length look like this.",
+        f"take {in_ms(ns_to_ms(beyond_ns))} longer than the ranks' average, on a different rank "
+        "each time, and the others wait. Batches of uneven length have this effect.",
         share,
         _saving(facts),
     )
 
 
 def _beyond_mean(work_ns: Floats) -> Floats:
-    """Returns each rank's excess over the mean rank of the step, minus its mean excess."""
+    """Returns each rank's excess over the mean rank by step, less its mean excess of all steps."""
     beyond: Floats = work_ns - work_ns.mean(axis=0)
     return beyond - beyond.mean(axis=1, keepdims=True)
 
@@ -89,11 +89,11 @@ CAUSE = CatalogueCause(
     needs=(Figure.SPLIT, Figure.PARTS),
     rule=_rule,
     looks_like=(
-        "No rank is late by the test of the reports. The compute of each rank varies by at least "
-        f"{_VARIES:.0%} from step to step, in forward and backward alike (correlation at least "
-        f"{_TOGETHER:g}). The rank that computes the longest exceeds the mean rank by at least "
-        f"{_SPREAD:.0%} of the step, and no rank is the longest in more than {_ONE_RANK:.0%} of "
-        "the steps. Not named on GPUs."
+        "No rank is late by the report's test of late ranks. The compute of each rank varies by at "
+        f"least {_VARIES:.0%} from step to step, in forward and backward alike (correlation at "
+        f"least {_TOGETHER:g}). The rank that computes the longest exceeds the mean rank by at "
+        f"least {_SPREAD:.0%} of the step, and no rank is the longest in more than {_ONE_RANK:.0%} "
+        "of the steps. Not named on GPUs."
     ),
     why=(
         "Every step takes as long as the rank with the most work, and all others wait for it. If "

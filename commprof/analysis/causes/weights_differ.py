@@ -14,8 +14,8 @@ def _rule(facts: Facts) -> Sighting | None:
         checks = trace.metadata.get("sync_checks") or {}
         if ranks := [int(rank) for rank in checks.get("ranks", ())]:
             return Sighting(
-                f"The model of {named_ranks(ranks)} is not that of most other ranks, bit by bit, "
-                f"from step {checks['first_step']} on at the latest "
+                f"The model of {named_ranks(ranks)} is not bit-identical with that of most other "
+                f"ranks, from step {checks['first_step']} on at the latest "
                 f"({counted(int(checks['checks']), 'comparison')}, --check-sync). Each rank "
                 "trains a model of its own, though all use the same gradients."
             )
@@ -42,13 +42,13 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         "`commprof run --check-sync N` compares a hash of the DDP models' parameters on all ranks "
-        "every N steps, and the hash of some ranks differs from that of most."
+        "every N steps, and the hash of some ranks differs from the hash of most ranks."
     ),
     why=(
         "Averaged gradients keep models equal only if they were equal. DDP sends rank 0's weights "
-        "once, when it is made; a script that averages gradients itself, changes weights after "
-        "that, or steps an optimizer on some ranks only must keep them equal itself. The loss "
-        "still falls on every rank, so nothing shows that the saved model is that of one rank "
+        "once, when DDP is made. A script that averages gradients itself, changes weights after "
+        "that, or steps an optimizer on some ranks only must itself keep the models equal. The "
+        "loss still falls on every rank, so nothing shows that the saved model is that of one rank "
         "alone."
     ),
     fix=_FIX,

@@ -55,7 +55,7 @@ def _spans(facts: Facts, position: int) -> tuple[Stretches, int]:
 
 
 def _between(noted: tuple[Ints, Ints], begin_ns: Ints, end_ns: Ints) -> tuple[Ints, Ints]:
-    """Leaves out spans in which the training thread worked: another thread started the workers."""
+    """Leaves out spans during which the training thread worked: another thread noted them."""
     inside = row_containing(begin_ns, end_ns, noted[0]) >= 0
     first, last = (np.searchsorted(begin_ns, times) for times in noted)
     is_between = ~inside & (first == last)
@@ -86,10 +86,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _edit(script: Script) -> str:
-    """Returns the call with ``persistent_workers``.
-
-    "" if the call has no workers, or makes a loader per epoch.
-    """
+    """Returns the call with ``persistent_workers``; "" if it has no workers or is in a loop."""
     site = script.only("DataLoader")
     if site is None or site.loop is not None or not site.target:
         return ""

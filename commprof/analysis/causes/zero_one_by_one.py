@@ -16,8 +16,8 @@ from commprof.trace import columns
 
 #: File of torch whose frame is in the stacks of these calls.
 _FILE = "/distributed/optim/zero_redundancy_optimizer.py:"
-#: Least number of calls in a step, and their largest mean size: larger calls spend their time on
-#: the transfer.
+#: Least number of calls in a step, and their largest mean size in bytes: larger calls spend most
+#: of their time on transfer.
 _LEAST, _MEAN_BYTES = 8, 2**20
 
 
@@ -40,7 +40,7 @@ def _sent(calls: RankCalls) -> Mask:
 
 def _rule(facts: Facts) -> Sighting | None:
     number = facts.first.per_step(_sent(facts.first))
-    if number < _LEAST:  # checked before the calls of all ranks are examined, which takes long
+    if number < _LEAST:  # checked first, because it takes long to examine the calls of all ranks
         return None
     masks = [_sent(calls) for calls in facts.ranks]
     if min(c.per_step(mask) for c, mask in zip(facts.ranks, masks, strict=True)) < _LEAST:
@@ -57,7 +57,7 @@ def _rule(facts: Facts) -> Sighting | None:
         "After each update, ZeroRedundancyOptimizer sends every parameter in a broadcast of its "
         f"own: {counted(round(number), 'call')} per step of {in_bytes(mean)} on average, for which "
         f"the step waits {in_ms(ms)}. With parameters_as_bucket_view=True each rank sends its part "
-        f"in one: {counted(joined, 'call')}.",
+        f"in one call: {counted(joined, 'call')} in all.",
         share,
         _saving(facts, masks),
         first.line(mask),
@@ -65,7 +65,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _saving(facts: Facts, masks: list[Mask]) -> Saving | None:
-    """Replays the steps with one call for each rank's part; None if its cost is not known."""
+    """Replays the steps with one call for each rank's part; None if a call's cost is not known."""
     cost = call_cost(facts, masks)
     if cost is None:
         return None
@@ -95,7 +95,7 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         "The stacks show that torch's ZeroRedundancyOptimizer issues broadcasts. In a typical step "
-        f"there are at least {_LEAST}, and at least two per sending rank, of at most "
+        f"there are at least {_LEAST} of them, and at least two per sending rank, of at most "
         f"{_MEAN_BYTES // 2**20} MiB on average. The training thread waits for them for at least "
         f"{WORTH_NAMING:.0%} of the step."
     ),

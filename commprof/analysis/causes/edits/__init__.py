@@ -1,6 +1,6 @@
 """Changes of a training script in its own lines and names, as fixes print them.
 
-Each function returns a text, or "" if the script does not tell; the fix is then the cause's own,
+Each function returns a text, or "" if the script does not show enough: the fix is then the cause's,
 in which names that begin with ``YOUR_`` stand for those of the script. A change is a comment, "# in
 place of train.py:12", "# before train.py:12" or "# delete train.py:12", and the lines to write.
 """

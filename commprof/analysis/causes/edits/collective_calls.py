@@ -18,7 +18,7 @@ from commprof.analysis.causes.edits.syntax import (
     stored_in,
 )
 
-_IF_UNUSED = "  # if no step between uses the result"
+_IF_UNUSED = "  # if no step in between uses the result"
 
 
 def without_calls(script: Script, lines: list[str], names: tuple[str, ...]) -> str:
@@ -34,7 +34,7 @@ def without_calls(script: Script, lines: list[str], names: tuple[str, ...]) -> s
     )
 
 
-#: What a function calls that only exchanges tensors.
+#: A function that calls nothing but these only exchanges tensors.
 _EXCHANGES = frozenset(
     {
         *("all_reduce", "get_world_size", "parameters", "named_parameters", "values", "cat"),
@@ -45,7 +45,7 @@ _EXCHANGES = frozenset(
 
 
 def without_exchange(script: Script, line: str, op: str) -> str:
-    """Deletes the call of a line with what belongs to it: its loop, a division by the ranks.
+    """Deletes a line's call with what belongs to it: its loop, a division by the number of ranks.
 
     Empty if other work would be deleted too.
     """
@@ -53,7 +53,7 @@ def without_exchange(script: Script, line: str, op: str) -> str:
     if site is None:
         return ""
     source, loop = site.source, site.loop
-    if op == "broadcast":  # nothing follows from it
+    if op == "broadcast":  # no division belongs to it
         whole = loop if loop is not None and loop.body == [site.statement] else site.statement
         return source.deleted([whole]) if site.is_whole and source.is_alone(whole) else ""
     function = innermost(source, site.call)
@@ -69,7 +69,7 @@ def without_exchange(script: Script, line: str, op: str) -> str:
     if any(source.called(call) not in _EXCHANGES for call in calls_in(work)):
         return ""
     if not _is_mean(source, work):
-        return ""  # a sum of equal numbers is larger by the number of ranks: it changes training
+        return ""  # an undivided sum makes gradients larger: training changes without the call
     return source.deleted([deleted])
 
 
@@ -137,7 +137,7 @@ def _is_read_later(site: Site, loop: ast.For) -> bool:
 
 
 def joined_in_one(script: Script, line: str, op: str) -> str:
-    """Makes one call in place of a loop's calls of an operation that works in place."""
+    """Replaces a loop's calls of an operation that works in place by one call."""
     site = script.at(line, (op,))
     if site is None or site.loop is None or not site.is_whole or not site.call.args:
         return ""
@@ -170,7 +170,7 @@ def joined_in_one(script: Script, line: str, op: str) -> str:
 
 
 def joined_gathers(script: Script, line: str) -> str:
-    """Makes one gather of all tensors in place of a loop's ``all_gather(LIST, TENSOR)``."""
+    """Replaces a loop's calls of ``all_gather(LIST, TENSOR)`` by one gather of all tensors."""
     site = script.at(line, ("all_gather",))
     if site is None or site.loop is None or not site.is_whole or len(site.call.args) < 2:
         return ""
@@ -208,11 +208,11 @@ def joined_gathers(script: Script, line: str) -> str:
 
 
 def _each(source: Source, loop: ast.For, call: ast.Call, argument: ast.expr, made: str = "") -> str:
-    """Returns code for a list of a call's argument in each round of a loop; empty if impossible.
+    """Returns code for the list of a call's arguments in all rounds of a loop; "" if impossible.
 
-    It is impossible if the loop itself makes the argument, or uses it before the call: that may
-    change the argument, or skip the call. What the loop does to its own variable after the call
-    does not reach the next round.
+    It is impossible if the loop itself makes the argument, or uses its own variable before the
+    call: such a use may change the argument, or skip the call. What the loop does to its
+    variable after the call does not reach the next round.
 
     ``made``: name of the call's outputs, which the loop may make before the call.
     """
@@ -232,7 +232,7 @@ def _each(source: Source, loop: ast.For, call: ast.Call, argument: ast.expr, mad
 
 
 def _is_guarded(site: Site) -> bool:
-    """True if the loop makes the call conditionally, or not in the line after the loop's head."""
+    """True if the call is in another statement of its loop, or on the line of the loop's head."""
     loop = site.loop
     return loop is None or site.statement not in loop.body or shares_lines(loop)
 

@@ -87,7 +87,7 @@ def _results(value: ast.expr) -> list[ast.expr]:
 
 
 def followed(site: Site, code: str) -> str:
-    """Adds lines after the statement of a call; returns "" if it cannot be written anew."""
+    """Adds lines after the statement of a call; "" if the statement cannot be written anew."""
     first, last = site.source.span(site.statement)
     call = site.source.code(first, last)
     return site.source.edit("in place of", first, last, f"{call}\n{code}") if call else ""

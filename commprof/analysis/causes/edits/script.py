@@ -1,4 +1,4 @@
-"""Statements of the training script, so that a fix can be said in its own lines and names.
+"""Statements of the training script, so that a fix can show the script's own lines and names.
 
 The files are read when a report is made. One that was changed after the recording began is left
 out: its lines are no longer those that ran.
@@ -54,7 +54,7 @@ class Source:
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
-        """The node around each node."""
+        """By node: the node directly around it."""
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     @cached_property
@@ -220,7 +220,7 @@ class Source:
         first, last = self.span(statement)
         name, was = self.segment(call.func), self.segment(call)
         before = "\n".join(self.lines[first - 1 : last])
-        if was not in before:  # a decorator, or a body on the line of its head
+        if was not in before:  # the call is in a decorator, or in a body on the line of its head
             return ""
         line = textwrap.dedent(before.replace(was, f"{name}({', '.join(texts)})", 1))
         if max(map(len, line.split("\n"))) > _WIDTH:
@@ -292,7 +292,7 @@ class Script:
         ]
 
     def only(self, *names: str) -> Site | None:
-        """The only call of these names; of several, the one in a stack, else in the first file.
+        """The only call of these names; of several, the one in a recorded stack or the first file.
 
         None if its lines cannot be indented anew.
         """
@@ -309,9 +309,10 @@ class Script:
         return any((path, number) in self.ran for number in lines)
 
     def at(self, line: str, names: Sequence[str] = ()) -> Site | None:
-        """The call on the line "FILE:LINE NAME" of one of these names; without names, of any name.
+        """The call, on the line "FILE:LINE NAME", of a function with one of ``names``.
 
-        None if there is no such call, or several, or if its lines cannot be indented anew.
+        If ``names`` is empty, the function may have any name. None if there is no such call, or
+        several, or if its lines cannot be indented anew.
         """
         path, _, number = line.partition(" ")[0].rpartition(":")
         source = next((source for source in self.sources if str(source.path) == path), None)

@@ -37,7 +37,7 @@ def calls_in(node: ast.AST) -> list[ast.Call]:
 
 
 def innermost(source: Source, node: ast.AST, *kinds: type[ast.AST]) -> ast.AST | None:
-    """Returns the innermost function around a node, or node of these ``kinds``; None at the top."""
+    """Returns the innermost function, or node of ``kinds``, around a node; None at the top."""
     outer = source.parents.get(node)
     while outer is not None and not isinstance(
         outer, kinds or (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -49,8 +49,8 @@ def innermost(source: Source, node: ast.AST, *kinds: type[ast.AST]) -> ast.AST |
 def is_defined_at(source: Source, node: ast.AST, model: str) -> bool:
     """True if the name ``model`` is bound where the node stands.
 
-    It is if it is assigned at module level or in the same function, or if it is a parameter of that
-    function; ``self.NAME`` must be assigned in the same class.
+    A name is bound there if it is assigned at module level or in the same function, or if it is
+    a parameter of that function; ``self.NAME`` must be assigned in the same class.
     """
     made = [
         target
@@ -92,10 +92,10 @@ def updates(source: Source) -> list[ast.Call]:
 
 
 def step_loop(site: Site) -> ast.For | None:
-    """Returns the innermost loop around a call that updates: a round is a step, not an epoch.
+    """Returns the loop over training steps around a call: the innermost with an optimizer's update.
 
-    If no loop around the call updates, returns the only loop around it. None if this loop is no
-    ``for`` loop, or if several loops are around the call.
+    If no loop around the call holds an update, returns the only loop around the call; None if
+    there are several. None too if the loop is no ``for`` loop.
     """
     source = site.source
     optimizer_steps = updates(source)

@@ -111,7 +111,7 @@ def _names_sync(node: ast.With, source: Source) -> bool:
 def _until_update(
     source: Source, loop: ast.For, guard: ast.If, site: Site, model: str, setter: bool
 ) -> str:
-    """Changes a loop that updates every few passes, by the condition of its update."""
+    """Changes a loop that updates after some passes: only the pass before an update exchanges."""
     row = loop.body.index(guard)
     before = loop.body[:row]
     passed = any(node is site.statement for element in before for node in ast.walk(element))

@@ -240,7 +240,7 @@ def test_a_pipeline_of_one_batch_needs_micro_batches_and_no_stage_is_late() -> N
     assert list(found) == ["pipeline-bubble"]
     cause = found["pipeline-bubble"]
     assert "a pipeline of 2 stages, through which a step sends 1 micro batch:" in cause.sentence
-    assert "leaves 50% of a step idle; with 8 smaller micro batches it would be 11%" in (
+    assert "leaves 50% of a step idle; with 8 smaller micro batches, 11% would be idle" in (
         cause.sentence
     )
     assert cause.share == pytest.approx(30 / 61.1, abs=0.01)

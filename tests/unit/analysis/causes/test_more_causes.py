@@ -36,7 +36,7 @@ def test_a_search_that_finds_the_same_each_time_needs_a_static_graph() -> None:
     found = causes_of(searched, log=UNUSED)
     assert list(found) == ["ddp-static-graph"]
     cause = found["ddp-static-graph"]
-    assert "each time finds the same 400 kB" in cause.sentence
+    assert "each time finds the same parameters (400 kB)" in cause.sentence
     assert "static_graph=True" in cause.fix
     assert saved(cause) == pytest.approx(1 / 34, abs=1e-3)
 
@@ -82,7 +82,10 @@ def test_weights_that_differ_are_named_first() -> None:
     found = causes_of(trained, sync_checks=checks)
     assert next(iter(found)) == "weights-differ"
     assert found["weights-differ"].is_wrong
-    assert "The model of rank 1 is not that of most other ranks" in found["weights-differ"].sentence
+    assert (
+        "The model of rank 1 is not bit-identical with that of most other ranks"
+        in found["weights-differ"].sentence
+    )
     assert "from step 5 on at the latest (3 comparisons" in found["weights-differ"].sentence
     assert causes_of(trained, sync_checks={**checks, "ranks": []}) == {}
 
