@@ -428,7 +428,7 @@ def bandwidth_by_step(seen: MeasuredWorld) -> dict[int, float]:
 
 
 def _latest_ns(seen: MeasuredWorld, name: str) -> Ints:
-    """Returns for each row the latest of the given times among all ranks of its collective."""
+    """Returns for each row the latest time in column ``name`` among all ranks of its collective."""
     return seen.matching.latest(joined(seen.tables, name))[0]
 
 

@@ -149,7 +149,7 @@ def _ending(number: int, traces: list[Trace], endings: Endings | None) -> str:
     launched = [a for a in endings.attempts if a.attempt == number] if endings else []
     for rank, code in (launched[-1].exit_codes if launched else {}).items():
         return f"rank {rank}: {exit_text(code, launched[-1].oom_kills)}"
-    # If several ranks were killed, the launcher's SIGTERM to the others came after the fault.
+    # The rank with the fault stopped first; the launcher's SIGTERM to the others came after that.
     cut_off = sorted((trace for trace in traces if not trace.complete), key=_last_ns)
     for trace in [*cut_off, *(t for t in traces if t.metadata.get("ending", {}).get("error"))]:
         return rank_problems([trace])[0]

@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float64]
 class WaitCost:
     """Waiting caused by one rank, for one reason."""
 
-    #: Global rank where the waiting began.
+    #: Global rank that caused the waiting.
     rank: int
     #: Activity of this rank at the time, one of ``exposure.CAUSES``.
     cause: str

@@ -82,15 +82,15 @@ class Diagnosis:
     #: Waiting ranks that are not culprits.
     victims: tuple[int, ...]
     chains: tuple[Chain, ...]
-    #: The first mismatch of each group; if its collective had completed, it is not the cause.
+    #: The first mismatch of each group. A mismatch whose collective had completed is not the cause.
     mismatches: tuple[Mismatch, ...]
     #: Only groups with operations that are, or may be, pending.
     groups: tuple[GroupProgress, ...]
     read: DumpsRead
-    #: If all ranks arrived, or members are not known: operations that are the oldest pending
-    #: operation of all their ranks.
+    #: If all ranks arrived, or members are not known: operations that, on each rank where they are
+    #: pending, are the oldest pending operation.
     oldest: tuple[str, ...] = ()
-    #: The mismatch that is the cause, if one is.
+    #: The mismatch that is the cause; None if the cause is another.
     mismatch: Mismatch | None = None
     #: If a circle is the cause: the operations in which its ranks wait, and the ranks that differ.
     difference: str = ""

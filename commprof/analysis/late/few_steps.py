@@ -28,8 +28,9 @@ Floats = npt.NDArray[np.float64]
 def enough_steps(waited_for_ns: Floats, by_waiting_ns: Floats) -> int:
     """Returns the least number of steps with which :func:`find_late_rank` can name a rank.
 
-    The arguments are those of :func:`find_late_rank`. The number is for its most demanding test,
-    which shuffles only the rank that caused the most waiting and the ranks that wait for it.
+    The arguments are those of :func:`find_late_rank`. The number is for the most demanding test of
+    that function, which shuffles only the rank that caused the most waiting and the ranks that wait
+    for it.
     """
     rank = int(np.argmax(waited_for_ns.sum(axis=0)))
     shuffled = 1 + int(waiting_ranks(by_waiting_ns, rank).sum())

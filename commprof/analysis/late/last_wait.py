@@ -158,7 +158,7 @@ def _error(trace: Trace) -> str:
 
 
 def _wrote(trace: Trace, since_ns: float, until_ns: float) -> bool:
-    """True if a rank recorded any begin between two times on its host's clock."""
+    """True if a rank made any record between two times on its host's clock."""
     time_ns = columns.ints(trace.records["timestamp_ns"])
     return bool(((time_ns > since_ns) & (time_ns < until_ns)).any())
 
@@ -239,7 +239,10 @@ def _end(trace: Trace, world_size: int, last_ns: int) -> _End:
 
 
 def _line(trace: Trace, table: Collectives, row: int) -> str:
-    """Line that issued a call, or else the last call of its operation, group and size."""
+    """Line of code that issued a row's call; without its stack, the line of an earlier such call.
+
+    The earlier call has the same operation, group and size. Empty without any stack.
+    """
     alike = (table.op == table.op[row]) & (table.group == table.group[row])
     alike &= table.bytes_in == table.bytes_in[row]
     rows = np.flatnonzero(alike[: row + 1])

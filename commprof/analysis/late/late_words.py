@@ -23,7 +23,7 @@ def with_cost(is_late: str, late: _Late, wait_ms: float, world_size: int) -> str
     """Returns the sentence, with what the late rank costs in each step.
 
     Args:
-        is_late: its begin, such as "rank 3 is late".
+        is_late: begin of the sentence, such as "rank 3 is late".
         late: ``stragglers.LateRank`` or ``SummaryLateRank``.
         wait_ms: mean waiting that the rank caused, per step and waiting rank.
         world_size: number of ranks.

@@ -116,7 +116,7 @@ def lateness(
         if late is not None and not seen.recorded[0].is_foreign:
             is_beyond_chance = late.p_value <= _SIGNIFICANCE_OF_OWN_RUNS
             late = with_cause(late, caused) if is_beyond_chance else None
-        if late is not None:  # its share refers to a part of all waiting
+        if late is not None:  # ``late.share`` is of the waiting without ``NO_CORE``; make it of all
             late = replace(late, share=late.share * float(of_ranks(caused).sum() / caused.sum()))
     else:
         origin_ns = np.stack([part.by_origin_ns[:, taken] for part in seen.measured])

@@ -29,20 +29,20 @@ _LONGEST = 16
 
 @dataclass(frozen=True)
 class PassedOn:
-    """Waiting by the rank at which it begins."""
+    """Waiting, charged to the rank where it began instead of to the ranks that passed it on."""
 
     #: Like the argument of :func:`passed_on`. In ``by_waiting_ns``, only the column of the rank
     #: that caused the most waiting is filled.
     waited_for_ns: Floats
     by_waiting_ns: Floats
-    #: Ranks that passed most of the waiting for them on to that rank.
+    #: Ranks that are waited for mostly because they themselves waited for that rank.
     through: tuple[int, ...]
 
 
 def passed_on(
     waited_for_ns: Floats, by_waiting_ns: Floats, excess_ns: Floats, steps: int
 ) -> PassedOn | None:
-    """Returns the waiting by the rank at which it begins; None if no rank passed waiting on.
+    """Charges waiting to the rank where it began; returns None if no rank passed waiting on.
 
     Args:
         waited_for_ns: ``[block, rank]`` as in ``find_late_rank``.
@@ -76,7 +76,8 @@ def _moved(
 ) -> PassedOn | None:
     """Moves waiting for the ranks in ``through`` to other ranks.
 
-    ``moved``: fraction of the waiting for each of them, ``[rank in through, rank]``.
+    ``moved``: ``[rank in through, rank]``, fraction of the waiting for the former that moves to the
+    latter.
     """
     retained = 1 - moved.sum(axis=1)
     settled, arriving = np.zeros_like(waited_for_ns), waited_for_ns.copy()
@@ -87,7 +88,7 @@ def _moved(
         arriving = passing @ moved
     settled += arriving
     first = int(np.argmax(settled.sum(axis=0)))
-    # Fraction of the waiting for each rank that began with rank ``first``.
+    # By rank: fraction of the waiting for it that began with rank ``first``.
     begins = np.zeros(settled.shape[1])
     begins[first] = retained[through.index(first)] if first in through else 1.0
     share = begins.copy()

@@ -46,7 +46,7 @@ class Cause:
     ranks: tuple[int, ...]
     #: For each rank that is behind, the operation that it has not completed or not begun.
     behind: Mapping[int, PendingOperation]
-    #: The mismatch that is the cause, if one is. It need not show a culprit.
+    #: The mismatch that is the cause; None if the cause is another. It need not show a culprit.
     mismatch: Mismatch | None = None
     #: The circle in which ranks wait for each other, if that is the cause.
     circle: Circle | None = None
@@ -203,7 +203,8 @@ def find_cause(
     if free or behind:
         return Cause("absent" if free else "behind", tuple(sorted({*free, *behind})), behind)
     if absent:
-        # Ranks that wait for the circle may be waited for too, but they do not wait for themselves.
+        # ``absent`` may also hold ranks that wait for the circle. Only for the circle's own ranks
+        # does a chain of waits lead back to the rank itself.
         ranks = [rank for rank in absent if chain_to(rank, waits, [rank])]
         circle = circle_of(ranks, waits, by_rank)
         return Cause("circle", circle.told_ranks or circle.ranks, {}, circle=circle)

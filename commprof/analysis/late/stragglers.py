@@ -22,10 +22,10 @@ from commprof.units import ns_to_ms, ns_to_s
 
 Floats = npt.NDArray[np.float64]
 
-#: Fraction of the steps in which a slow rank's phase must exceed the others' median ...
+#: A slow rank's phase must exceed the others' median in at least this fraction of the steps ...
 OF_STEPS = 0.75
-#: ... by this fraction of the step. All of its work must do so in half of the steps, so that no
-#: other phase makes up for it.
+#: ... by at least this fraction of the step. The rank's work of all phases together must do so in
+#: half of the steps: then no other phase makes up for the slow one.
 OF_STEP = 0.02
 #: If several ranks are slow, the slowest is named if its excess is this many times the next
 #: largest.
@@ -44,7 +44,7 @@ class SlowRank:
     rank: int
     #: One of ``exposure.ORIGINS``: the phase in which the rank exceeds the others most.
     phase: str
-    #: Least time by which the phase exceeds the others' median in three of four steps.
+    #: Time by which the phase exceeds the others' median, or more, in three of four steps.
     excess_ns: float
     #: p-value of a sign test: the probability that by chance some phase of some rank exceeds the
     #: others' median in this many steps. Correlated steps count as fewer.
@@ -128,7 +128,8 @@ _PERMUTATIONS = 2000
 #: the test.
 _BLOCKS = 500
 _SEED = 20240501
-#: A rank waits for the late rank if it waits at least this fraction of the longest such waiting.
+#: A rank counts as waiting for the late rank if it waits for at least this fraction of the time
+#: for which the longest-waiting rank waits.
 _WAITS = 0.1
 
 
@@ -157,8 +158,8 @@ class LateRank:
     #: Fraction of the waiting that ``phase`` explains; if ``phase`` is None, fraction that the
     #: largest cause explains. NaN if unknown, or if the rank is named for its own work.
     phase_share: float = math.nan
-    #: If the rank is named for its own work: least time by which ``phase`` exceeds the median of
-    #: the others in three of four steps; else NaN.
+    #: If the rank is named for its own work: time by which ``phase`` exceeds the median of the
+    #: others, or more, in three of four steps; else NaN.
     slower_ms: float = math.nan
     #: Number of ranks that wait for this rank, see :func:`waiting_ranks`; 0 if not known.
     waiting_ranks: int = 0
@@ -419,9 +420,9 @@ def _steps_alike(waited_for_ns: npt.NDArray[np.float64], rank: int, late_ns: flo
 def _blocks(waited_for_ns: npt.NDArray[np.float64], alike: int) -> npt.NDArray[np.float64]:
     """Adds up blocks of neighbouring steps; returns one row per block, at most ``_BLOCKS`` rows.
 
-    ``alike``: result of :func:`_steps_alike`. Blocks have about this many steps, or more if there
-    would be more than ``_BLOCKS`` blocks. If ranks are exchangeable within each step, they are
-    exchangeable within whole blocks too.
+    ``alike``: about the number of steps of a block, from :func:`_steps_alike`; blocks are longer if
+    there would be more than ``_BLOCKS``. :func:`_chance` may permute blocks instead of steps: ranks
+    that are exchangeable within each step are so within a block too.
     """
     steps = len(waited_for_ns)
     count = min(_BLOCKS, math.ceil(steps / alike))
