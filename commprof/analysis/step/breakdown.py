@@ -51,7 +51,7 @@ WORTH_A_LOOK = 0.10
 
 @dataclass(frozen=True)
 class Caused:
-    """Waiting of one rank by step, root-cause rank and activity, without parts that are 0.
+    """Waiting of one rank by step, root-cause rank and activity; parts that are 0 are left out.
 
     A full table per rank would need memory in proportion to the square of the number of ranks.
     """
@@ -142,7 +142,7 @@ class WorkTimes(FieldGroup):
 
 @dataclass(frozen=True)
 class OtherOnDevice(FieldGroup):
-    """Parts of ``WorkTimes.other_ns`` on a device, which add up to it; NaN without its kernels."""
+    """``WorkTimes.other_ns`` divided by what the device did; NaN if no kernels were recorded."""
 
     #: Kernels launched in no known phase.
     unphased_compute_ns: Floats
@@ -176,9 +176,9 @@ class Breakdown:
     on_device: OtherOnDevice
     #: Time for which communication blocked the training thread.
     exposed_ns: Floats
-    #: Exposed time before the last rank had arrived; NaN if no part of it is known.
+    #: Exposed time before the last rank had arrived; NaN if the split is not known for any of it.
     wait_ns: Floats
-    #: Exposed time after the last rank had arrived; NaN if no part of it is known.
+    #: Exposed time after the last rank had arrived; NaN if the split is not known for any of it.
     transfer_ns: Floats
     #: Exposed time of operations whose last arrival is not known.
     unsplit_ns: Floats
@@ -249,7 +249,7 @@ class Breakdown:
         return map_columns(lambda *columns: _joined(columns), *parts)
 
     def split(self, first: Ints) -> list[Breakdown]:
-        """Splits joined steps by rank; ``first``: each rank's first row, then the row count."""
+        """Splits joined steps by rank; ``first``: first row of each rank, then the row count."""
         cuts = zip(first[:-1].tolist(), first[1:].tolist(), strict=True)
         return [self._between(begin, end) for begin, end in cuts]
 
@@ -386,7 +386,7 @@ def _host_delays(trace: Trace, steps: Steps, exposed: Exposures, thread: int) ->
 def _of_other(trace: Trace, steps: Steps, other_ns: Floats, phases_ns: Floats) -> OtherOnDevice:
     """Returns the parts of ``other_ns``; NaN if no kernels were recorded.
 
-    Phases are times in which kernels ran, so the rest of the kernels ran in no known phase.
+    Phases of a device are times in which kernels ran, so all other kernels ran in no known phase.
     """
     if trace.device_activity is None:
         return OtherOnDevice(*[np.full(len(steps), np.nan)] * 3)
@@ -448,7 +448,7 @@ def _exposed_by_phase(
     mine = (phases.thread == thread) & (step >= 0)
     begin, key = phases.begin_ns[mine], phases.key[mine]
     end = np.minimum(phases.end_ns[mine], steps.end_ns[step[mine]])
-    end[:-1] = np.minimum(end[:-1], begin[1:])  # phases of a recorder do not overlap
+    end[:-1] = np.minimum(end[:-1], begin[1:])  # a phase ends when the next begins, if not before
     times = np.zeros((len(steps), len(Phase)))
     used = exposed_step >= 0
     of_step = exposed_step[used]
@@ -507,7 +507,7 @@ def _by_origin(steps: Steps, exposed_step: Ints, origins: Origins, world_size: i
 
 def _no_core(steps: Steps, finalizations: Finalizations, thread: int) -> Floats:
     mine = finalizations.span.thread == thread
-    if not mine.any():  # run delay is read only in finalisations
+    if not mine.any():  # time without a core is recorded only in finalisations
         return np.full(len(steps), np.nan)
     step = _step_of(steps, finalizations.span.begin_ns[mine])
     return _sum_by_step(steps, step, finalizations.no_core_ns[mine])
@@ -516,7 +516,7 @@ def _no_core(steps: Steps, finalizations: Finalizations, thread: int) -> Floats:
 def in_flight_ns(
     steps: Steps, table: Collectives, chosen: npt.NDArray[np.bool_] | None = None
 ) -> Floats:
-    """Per step: length of the union of [issue, completion] over all or the chosen collectives."""
+    """Per step: time in which at least one (chosen) collective was issued and not complete."""
     ended = table.end_ns > table.issue_ns
     if chosen is not None:
         ended &= chosen

@@ -172,7 +172,7 @@ def _shared(table: Collectives, buckets: Ints, span: Spans, blocked_ns: Ints) ->
         span: the finalisations.
         blocked_ns: waiting in each finalisation.
     """
-    # Only the bucket is copied, not data that a hook sends for it in a callback.
+    # DDP copies only the bucket, not data that a hook sends for the bucket in a callback.
     own = table.graph_task[buckets] >= 0
     size = np.where(own, table.bytes_in[buckets], 0).astype(np.float64)
     copied = np.cumsum(size, axis=1) - size
@@ -183,11 +183,12 @@ def _shared(table: Collectives, buckets: Ints, span: Spans, blocked_ns: Ints) ->
     none = np.zeros((len(span), 1))
     reached = np.maximum.accumulate(np.concatenate((none, end - speed * copied), axis=1), axis=1)
     stretch, total = np.diff(reached, axis=1), reached[:, -1]
-    # If no copy speed explains so little waiting, the thread was busy with something else.
+    # The replay may wait longer than was measured, whatever the copy speed: the thread was then
+    # busy with something else.
     scale = np.minimum(1.0, np.divide(blocked_ns, total, out=np.ones(len(span)), where=total > 0))
     at = np.nonzero(stretch > 0)
     until, length = (begin_ns + end)[at], stretch[at]
-    # The rest is not waiting for a bucket: the thread lacked a core, or waited for memory.
+    # The rest of the measured waiting is not for a bucket: the thread lacked a core or memory.
     rest = blocked_ns - total * scale
     late = np.flatnonzero(rest > 0.5)
     return Exposures(
@@ -254,7 +255,7 @@ class ExposedSpread:
     amount: Floats
 
     def within(self, others: Stretches) -> ExposedSpread:
-        """Returns the part inside ``others``; each count is spread evenly over its interval."""
+        """Returns the parts inside ``others``; a count is spread evenly over its interval."""
         row, at = rows_within(self.at, others)
         rate = self.amount / np.maximum(1, self.at.length_ns)
         return ExposedSpread(at, rate[row] * at.length_ns)

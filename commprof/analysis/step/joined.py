@@ -64,7 +64,7 @@ class RankBlock:
     #: Holds the joined tables of the block's ranks, except for their calls; for a block of one
     #: rank, the rank's own trace.
     trace: Trace
-    #: Per rank: the time at which its records begin in the block.
+    #: Per rank: the time at which its records begin, as shifted for the block.
     begins_ns: Ints
     #: Per rank: number that was added to its times.
     shift_ns: Ints
@@ -130,7 +130,8 @@ class RankBlock:
     def find_exposures(self, calls: Collectives) -> None:
         """Finds the waiting of all ranks at once, and caches it for ``exposures_of`` of the block.
 
-        Then the block holds its waits no more, nor the calls, if they are of several ranks.
+        Afterwards the block no longer holds its waits; a block of several ranks also drops the
+        calls.
 
         Args:
             calls: calls of all ranks, as :meth:`join_calls` joins them.
@@ -160,10 +161,7 @@ class RankBlock:
         return [rows_of(whole, slice(*of_rank)) for of_rank in itertools.pairwise(cuts)]
 
     def hand_tables_to(self, traces: Sequence[Trace]) -> None:
-        """Gives each rank its own ``exposures_of`` and ``device_times``.
-
-        The block does not hold them any more.
-        """
+        """Gives each rank its own ``exposures_of`` and ``device_times``; the block drops both."""
         if len(self) == 1:
             return
         for trace, exposed in zip(traces, self.exposures_of_ranks(), strict=True):
@@ -219,10 +217,10 @@ def _rows(trace: Trace) -> int:
 
 
 def _shape(trace: Trace) -> tuple[bool, ...]:
-    """Returns which data the rank has; all ranks of a block must have the same.
+    """Returns which kinds of data the rank has; all ranks of a block must have the same kinds.
 
-    That is finalised backward passes of the training thread, device activity, and kernels of
-    communication in it.
+    The kinds are finalised backward passes of the training thread, activity of a device, and
+    kernels of communication in this activity.
     """
     ended = columns.of_kind(trace.records, Kind.FINALIZE_END)["thread"]
     activity = trace.device_activity
@@ -268,7 +266,8 @@ def _block(
 ) -> RankBlock | None:
     """Joins ranks; None if they cannot be joined after all.
 
-    Ranks cannot be joined if only some finalised backward passes, or if numbers got too large.
+    Ranks cannot be joined if only some of them finalised backward passes in the training thread, or
+    if their shifted ids would be too large.
     """
     length_ns = np.array([until - begin for begin, until in spans])
     begins_ns = np.cumsum(length_ns) - length_ns + _APART_NS
@@ -301,7 +300,7 @@ def _block(
         Steps(index, begin_ns + moved_ns, end_ns + moved_ns, in_training, source=steps[0].source),
     )
     activities = [trace.device_activity for trace in traces if trace.device_activity is not None]
-    if activities:  # the block holds no joined activity, which would be large
+    if activities:  # the block keeps only the times by step: the joined activity would be large
         activity = DeviceActivity.joined(activities, shift_ns)
         keep(trace, device_times, times_in_steps(activity, columns.steps(trace)))
     phases, count = columns.phases(source), records.counts(Kind.PHASE)
@@ -382,7 +381,7 @@ class _Ranks:
         return self.of_block(spans, count), [rows_of(own, rows) for rows in _slices(count)]
 
     def of_block(self, spans: Spans, count: Sequence[int]) -> Spans:
-        """Returns a table with the threads of the block: training threads, and others."""
+        """Returns a table whose threads are those of the block: training threads, and others."""
         thread = _block_threads(spans.thread, np.repeat(self.threads, count))
         return replace(spans, thread=thread)
 

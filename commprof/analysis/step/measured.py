@@ -125,7 +125,7 @@ def count_warmup(wall_ns: npt.NDArray[np.float64], signatures: npt.NDArray[np.ui
 
 
 def step_signatures(steps: Steps, table: Collectives) -> npt.NDArray[np.uint64]:
-    """One number per step, equal for steps with the same sequence of operations and sizes."""
+    """Returns a number per step, equal for steps with the same sequence of operations and sizes."""
     first = np.searchsorted(table.issue_ns, steps.begin_ns)
     last = np.searchsorted(table.issue_ns, steps.end_ns)
     content = np.stack([table.op, table.bytes_in], axis=1)
@@ -189,7 +189,7 @@ class MeasuredSteps:
     clocks_shared: bool
     #: Bound on the error of a rank's clock against rank 0's; 0 on a shared clock, NaN if unknown.
     clock_error_us: float
-    #: None if the parts of all steps are kept.
+    #: The steps whose parts are not kept; None if the parts of all steps are kept.
     left_out: LeftOut | None
 
     @cached_property
@@ -324,9 +324,9 @@ def _long_world(
 def _left_out(
     recorded: list[Trace], steps: Ints, kept_steps: Ints, measured_steps: Ints
 ) -> LeftOut:
-    """Returns what is known of all steps, of which only some are kept.
+    """Returns what is known of the measured steps, of which only ``kept_steps`` are kept.
 
-    Warm-up may end in a stretch that is left out: it is all before the first measured step.
+    All steps before the first measured step are warm-up, whether they are kept or not.
     """
     steps = steps[steps >= measured_steps[0]]
     slowest: Floats = np.zeros(len(steps))

@@ -89,7 +89,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class _Stops:
-    """Calls for which the training thread of their rank waited, one row per rank and call.
+    """Waits of training threads for calls, one row per rank and call.
 
     Holds only calls in which every rank waits for all others. Rows are sorted by rank, then by
     number.
@@ -146,7 +146,7 @@ class _Calls:
             self._key = key
         del key
         op = _both(joined(tables, "op"), np.full(int(first_bucket[-1]), -1))[rows]
-        #: True for calls in which a rank need not wait for all others: messages, and calls with a
+        #: True for calls in which a rank may not wait for all others: messages, and calls with a
         #: root.
         self.some_wait = among(op, *SOME_WAIT)
         self.is_message = among(op, *POINT_TO_POINT)
@@ -224,7 +224,7 @@ class SharedCalls:
         self._groups = _in_turn(self._calls, self._calls.taken_stops(), len(traces))
 
     def compared(self, waits: Wait) -> tuple[Stretch, Stretch]:
-        """Finds the time of each waiting rank, and of its late rank, that explains the wait.
+        """Finds, for each wait, the times of the waiting rank and of the late rank that explain it.
 
         See :meth:`compared_in_parts`.
         """
@@ -235,17 +235,17 @@ class SharedCalls:
     ) -> Iterator[tuple[Stretch, Stretch]]:
         """Finds the times of waiting and late ranks that explain waits, for each part of the waits.
 
-        The late rank's time ends as it arrives at the call. The waiting rank's time ends as it
-        arrives at the call itself, so that both stretches hold the same part of the program. For
-        messages, calls with a root, and calls that another thread issued while the rank waited, it
-        ends as the rank begins to wait.
+        The late rank's time ends when it arrives at the call. The waiting rank's time ends when
+        this rank itself arrives at the call, so that both stretches hold the same part of the
+        program. For messages, calls with a root, and calls that another thread issued while the
+        rank waited, the waiting rank's time ends when it begins to wait.
         """
         met_ns = self._met_by_arrival(waits) if self._some_wait.any() else None
         for rows in parts:
             yield self._compared(waits.of(rows), None if met_ns is None else met_ns[rows])
 
     def _compared(self, waits: Wait, met_ns: Ints | None) -> tuple[Stretch, Stretch]:
-        """``met_ns``: when one rank arrived and the other waited for it last; 0 for never."""
+        """``met_ns``: the last time at which one rank arrived while the other waited, or 0."""
         own_ns, arrived_ns = (
             self._calls.look_up(self._calls.arrived_ns, rank, waits.number)
             for rank in (waits.place, waits.late)
@@ -278,7 +278,7 @@ class SharedCalls:
 
     @staticmethod
     def _take_part(waits: Wait, arrived_ns: Ints) -> Ints:
-        """Returns the rows whose late rank is not the waiting one, and arrived at the call."""
+        """Returns the rows whose late rank is not the waiting rank and did arrive at the call."""
         return np.flatnonzero((arrived_ns > 0) & (waits.place != waits.late))
 
     def _met_in(self, group: _InTurn, waits: Wait, arrived_ns: Ints, rows: Ints) -> _Met:
@@ -315,7 +315,7 @@ class SharedCalls:
         return chosen
 
     def _met_by_arrival(self, all_waits: Wait) -> Ints:
-        """Returns, per wait, when one rank last arrived and the other waited for it, or 0."""
+        """Returns, per wait, the last time when one rank arrived while the other waited, or 0."""
         waits, calls = all_waits.of(slice(None)), self._calls
         met_ns = np.zeros(len(waits.number), dtype=np.int64)
         arrived_ns = calls.look_up(calls.arrived_ns, waits.late, waits.number)
@@ -335,7 +335,7 @@ class SharedCalls:
             met = here[meetings[key]]
             met = met[np.argsort(arrived_ns[met], kind="stable")]
             mine = concerned[mine]
-            # The late rank may have left the meeting later than the waiting rank.
+            # The late rank must have left the meeting too, which may be later.
             left = np.maximum.accumulate(left_ns[met])
             at = np.searchsorted(arrived_ns[met], waits.stood_ns[mine], side="right")
             at = np.minimum(at, np.searchsorted(left, arrived_ns[mine], side="right")) - 1
@@ -370,8 +370,8 @@ class _InTurn:
         used = np.zeros(len(last_left), dtype=np.bool_)
         used[stops.number] = True
         numbers = np.flatnonzero(used)
-        # Every rank leaves its waits in this order, so the times at which the last ranks leave are
-        # in this order too.
+        # Every rank leaves its waits in program order. So the calls' last times of leaving, over
+        # all ranks, are in program order too.
         place = np.zeros(len(last_left), dtype=np.int64)
         in_turn = numbers[np.argsort(last_left[numbers], kind="stable")]
         place[in_turn] = np.arange(len(numbers))
@@ -390,7 +390,8 @@ class _InTurn:
         del key
         self._begin_ns, self._left_ns = stops.begin_ns, stops.left_ns
         stood = np.where(stops.stood, place[stops.number].astype(np.int32), np.int32(-1))
-        #: By row: the latest turn up to its own at whose end the rank waited, or -1.
+        #: By row: the latest turn, not after the row's own, in which the rank stood when the call
+        #: ended; -1 if none.
         self._last_stood = accumulated(np.maximum, stood, self._first)
         del stood
         left_ns = accumulated(np.maximum, stops.left_ns, self._first)
@@ -411,12 +412,15 @@ class _InTurn:
         return np.where(row >= self._first[rank], self._turn(rank, row), -1)
 
     def stood_by(self, rank: Narrow, turn: Ints) -> Ints:
-        """Returns, per turn, the latest turn up to it at whose end the rank waited, or -1."""
+        """Returns, per turn, the latest turn up to this one in which the rank stood, or -1."""
         row = self._row(rank, turn)
         return np.where(row >= self._first[rank], self._last_stood[row], -1)
 
     def stood_at(self, rank: Narrow, turn: Ints) -> Ints:
-        """Returns, per turn, 1 if the rank stood, 0 if it only waited, -1 if it did neither."""
+        """Returns, per turn: 1 if the rank stood at the call's end, 0 if it waited at other times.
+
+        -1 if the rank did not wait for the call.
+        """
         row = self._row(rank, turn)
         waited = (row >= self._first[rank]) & (self._turn(rank, row) == turn)
         return np.where(waited, (self._last_stood[row] == turn).astype(np.int64), -1)
@@ -436,14 +440,17 @@ class _InTurn:
         return self._key[row] - rank * self._turns
 
     def _row(self, rank: Narrow, turn: Ints) -> Ints:
-        """Returns, per turn, the row of the rank's last wait up to it, or its first row less 1."""
+        """Returns, per turn, the row of the rank's last wait up to this turn.
+
+        If there is none, returns the row before the rank's first row.
+        """
         if self._key is None:  # every rank of the set waited for every call
             return self._first[rank] + turn
         return np.searchsorted(self._key, rank * self._turns + turn, side="right") - 1
 
 
 def _in_turn(calls: _Calls, stops: _Stops, ranks: int) -> list[_InTurn]:
-    """Divides waits by the set of ranks that have the call; sets of one rank are left out."""
+    """Groups waits by the set of ranks that have the call; leaves out sets of one rank."""
     salt = np.random.default_rng(_SEED).integers(2**63, size=ranks, dtype=np.uint64)
     # A sum of random numbers identifies the set of ranks.
     keys = calls.ranks_of_numbers(salt)
@@ -489,7 +496,8 @@ def _stops(
     rank = ranks_of(firsts(list(map(len, exposed))))[waits]
     row = collective[waits] + first_call[rank]
     del collective
-    # A wait that did not block returns at different times on different ranks.
+    # The end of a call is not taken from waits: one that did not block returns at a time of its
+    # own.
     known_ns = np.where(joined(tables, "end_is_exact"), joined(tables, "end_ns"), 0)
     of_passes = _passes(traces, tables, buckets, of_call, known_ns)
     number, call_ns = of_call[row], known_ns[row]
@@ -524,10 +532,10 @@ def _passes(
 ) -> tuple[Ints, Ints, Ints, Ints, Ints] | None:
     """Returns five columns with a row for each DDP finalisation; None if there are none.
 
-    The columns are its rank, the largest index of a call in its backward pass (the same on all
-    ranks; -1 if the pass has no calls), its own begin and end, and the end of the last call of its
-    pass. ``known_ns``: end of each collective of all ranks, 0 if not known. The other arguments are
-    as for :func:`_stops`.
+    The columns are the finalisation's rank; the largest index of a call in its backward pass (the
+    same on all ranks; -1 if the pass has no calls); its begin and its end; and the end of the last
+    call of the pass. ``known_ns``: end of each collective of all ranks, 0 if not known. The other
+    arguments are as for :func:`_stops`.
     """
     spans = [columns.finalizations(trace).span for trace in traces]
     if not any(map(len, spans)):

@@ -48,7 +48,7 @@ def merged_steps(traces: Sequence[Trace], tables: Sequence[Collectives] | None =
     bounds = times.key(rank_of_step, begin_ns), times.key(rank_of_step, end_ns)
 
     def counted(rank_of_event: Ints, ended_ns: Ints) -> Ints:
-        """Counts the events in each step; an event at a step's end belongs to it."""
+        """Counts the events in each step; an event at the end of a step belongs to this step."""
         ends = np.sort(times.key(rank_of_event, ended_ns))
         since, until = (np.searchsorted(ends, bound, side="right") for bound in bounds)
         return (until - since).astype(np.int64)
@@ -89,7 +89,7 @@ def _communicated(rank: Ints, begin_ns: Ints, end_ns: Ints, tables: Sequence[Col
 
 
 def _usual(count: Ints, first: Ints) -> Ints:
-    """Returns the value that more than half of each rank's counts have; 0 if there is none."""
+    """Returns, by rank, the value that more than half of the rank's counts have, or 0."""
     usual = np.zeros(len(first) - 1, dtype=np.int64)
     for rank in range(len(usual)):
         of_rank = count[first[rank] : first[rank + 1]]

@@ -90,12 +90,13 @@ class _Cells:
     #: Row of ``_Waits``.
     wait: Narrow
     cause: npt.NDArray[np.int8]
-    #: Fraction of the wait, or of what did not begin on third ranks; they add up to 1.
+    #: Fraction of the wait, or of its part that did not begin on third ranks. The fractions of a
+    #: wait add up to 1.
     share: Floats
 
     @classmethod
     def of(cls, own: Floats, first: int) -> _Cells:
-        """Returns the cells that are not 0 of a table ``[wait, cause]``; ``first``: its wait."""
+        """Returns the cells of ``own[wait, cause]`` that are not 0; ``first``: wait of row 0."""
         wait, cause = np.nonzero(own)
         return cls((wait + first).astype(np.int32), cause.astype(np.int8), own[wait, cause])
 
@@ -140,14 +141,14 @@ class _Times:
         stretch: Stretch,
         chosen: Ints,
     ) -> None:
-        """Adds ``sign`` times the time of ranks by activity to columns, which are made if None.
+        """Adds times of ranks by activity to the columns ``spent_ns``, which are made where None.
 
         Args:
             spent_ns: per activity a column with a row per stretch, see ``RankTime.spent``.
-            sign: 1 or -1.
+            sign: factor of the added times, 1 or -1.
             place: per row, the rank whose time it is.
             stretch: per row, the time. Standing at the meeting is not counted.
-            chosen: the rows for which it is done.
+            chosen: the rows to which times are added.
         """
         block_of = self._block_of[place[chosen]]
         for number in np.unique(block_of).tolist():
@@ -303,7 +304,7 @@ def _explained(
 
 #: Number of waits for which a table of activities is made.
 _ROWS = 1 << 14
-#: Number of waits, at least, that are compared at once, but for the last ones.
+#: Least number of waits that are compared at once, except for the last part.
 _PART = 1 << 15
 
 
@@ -321,7 +322,7 @@ def _shares(excess: Sequence[Floats | None], wait_ns: Floats) -> tuple[Floats, F
 
     Args:
         excess: per activity, how much more time the late rank spent in it than the waiting rank;
-            None for no time in all rows. Waiting comes last.
+            None for no time in all rows. The last entry is waiting.
         wait_ns: the waits.
 
     Returns:
@@ -338,7 +339,7 @@ def _shares(excess: Sequence[Floats | None], wait_ns: Floats) -> tuple[Floats, F
     own[:, _UNKNOWN] = 0.0
     total = own.sum(axis=1)
     own /= np.where(total > 0, total, 1.0)[:, np.newaxis]
-    # A few ns more of one activity do not explain a wait of milliseconds.
+    # An activity that took a few ns longer does not explain a wait of milliseconds.
     unexplained = total <= _LEAST_SHARE * wait_ns
     own[unexplained] = 0.0
     own[unexplained, _UNKNOWN] = 1.0
@@ -362,7 +363,7 @@ def _parts(
 ) -> tuple[Narrow, Narrow, npt.NDArray[np.int8], Floats]:
     """Returns all parts of all waits as four columns: wait, index of the rank, cause, fraction.
 
-    They are in the order of the waiting ranks.
+    The rows are in the order of the waiting ranks.
     """
     carried = _carried_back(waits, cells, through, times) if len(through.wait) else {}
     if not carried:
@@ -396,8 +397,8 @@ def _carried_back(
 ) -> dict[int, _Fractions]:
     """Returns, by wait, all parts of the waits that began, at least in part, on third ranks.
 
-    Waits are handled in order of their ends. Most waits began on the late rank only and are left
-    out: ``cells`` has their parts.
+    Waits are handled in the order of their ends. Waits that began on the late rank only, as most
+    do, are left out: ``cells`` has their parts.
     """
     by_end = np.argsort(times.ends_ns(waits), kind="stable")
     turn = np.empty(len(by_end), dtype=np.int64)

@@ -95,7 +95,7 @@ class RankTime:
         return np.maximum.accumulate(self.end_ns)
 
     def spent(self, begin_ns: Ints, end_ns: Ints) -> Floats:
-        """Returns the ns of each window by activity: ``[window, activity]``; waiting comes last."""
+        """Returns the ns per window and activity, ``[window, activity]``; column -1 is waiting."""
         spent = np.zeros((len(begin_ns), WAITING + 1))
         for activity, spent_ns in self.spent_in(begin_ns, end_ns):
             spent[:, activity] = spent_ns

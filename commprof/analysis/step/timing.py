@@ -27,7 +27,7 @@ from commprof.units import ns_to_ms
 class Repeats:
     """Numbers of backward passes, optimizer updates and DDP's gradient exchanges in a step.
 
-    Each number is the median over the measured steps of one rank; 0 if not recorded.
+    Each number is the median over the measured steps of one rank, or 0 if it was not recorded.
     """
 
     backward_passes: int = 0

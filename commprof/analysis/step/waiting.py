@@ -132,10 +132,10 @@ def _of_buckets(buckets: BucketArrivals) -> _Exchanged:
 
 
 def _decided(exchanged: _Exchanged) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-    """Returns the backward passes, and per pass the row whose last arrival ended the waiting.
+    """Returns the backward passes, and for each pass the row whose last arrival ended the waiting.
 
-    Also returns a mask of the passes for which this row is known. It is not known if the last
-    arrival at any collective or bucket of the pass is unknown.
+    The third result is a mask of the passes for which this row is known. It is not known if the
+    last arrival at any collective or bucket of the pass is unknown.
     """
     order = np.argsort(exchanged.graph_task, kind="stable")
     tasks = exchanged.graph_task[order]

@@ -24,13 +24,13 @@ from commprof.trace.packed import PackedRecords, packed
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind, Records
 
-#: A run is long if its ranks have more calls than this; then the number of calls in a window, and
-#: in the sample.
+#: Numbers of calls of all ranks: a run with more calls than the first is long; a window has the
+#: second, and the sample the third.
 LONG_CALLS = 1_000_000
 WINDOW_CALLS = 400_000
 SAMPLE_CALLS = 250_000
-#: Number of rows of steps and ranks whose parts are kept; then the least number of kept steps, and
-#: of their stretches.
+#: Number of rows (steps times ranks) whose parts are kept; the least number of steps that are kept;
+#: and the number of stretches of these steps.
 KEPT_ROWS = 1 << 19
 KEPT_STEPS = 5000
 _KEPT_STRETCHES = 64
@@ -59,7 +59,10 @@ class StepWindows:
         return [self.steps[at : at + size] for at in range(0, len(self.steps), size)]
 
     def kept(self, ranks: int) -> list[Ints]:
-        """Returns the step indices of each stretch whose parts are kept: all, if not too many."""
+        """Returns the step indices of each stretch whose parts are kept.
+
+        If there are not too many steps, all of them are one stretch.
+        """
         most = max(KEPT_STEPS, KEPT_ROWS // ranks)
         if len(self.steps) <= most:
             return [self.steps]
@@ -71,7 +74,7 @@ class StepWindows:
         steps = max(1, min(int(SAMPLE_CALLS / self.calls), len(measured)))
         count = max(1, min(_STRETCHES, steps // _FEWEST_STEPS))
         size = steps // count
-        shares = np.array_split(measured, count)  # a stretch is in the middle of each share
+        shares = np.array_split(measured, count)  # the middle of each share is a stretch
         begins = [(len(share) - size) // 2 for share in shares]
         return [
             self._longest_row(share[at : at + size])
@@ -88,8 +91,8 @@ def windows_of(traces: Sequence[Trace]) -> StepWindows | None:
     """Returns how a long run is cut into windows; None for a short run, or if it cannot be cut.
 
     A run can be cut if commprof recorded it, and its steps end at marks of the script or at
-    updates. A run with records of NCCL's profiler plugin is not cut, because their figures count
-    all replays.
+    updates. A run with records of NCCL's profiler plugin is not cut, because figures from these
+    records count all replays.
     """
     calls = sum(_count(trace.records, Kind.ISSUE) for trace in traces)
     if calls <= LONG_CALLS or not all(map(_can_be_cut, traces)):
