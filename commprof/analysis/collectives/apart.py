@@ -1,9 +1,9 @@
 """Finds ranks that train apart: they compute and apply gradients, and do not exchange them.
 
-Each rank then trains a model of its own, on its own part of the data, which no figure of time
-shows: the job is fast, and communication is not the bottleneck. The rules of
-:mod:`commprof.trace.exchanged` tell which calls exchange gradients; ranks that belong to one group
-with such calls train together, and so do those that are connected over several groups.
+Each rank then trains a model of its own, on its own part of the data. No figure of time
+shows this: the job is fast, and communication is not the bottleneck. The rules of
+:mod:`commprof.trace.exchanged` tell which calls exchange gradients. Ranks of one group with such
+calls train together, and so do ranks that are connected through several such groups.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _not_seen(
 def _of_parameters(
     training: Sequence[Exchanged], together: tuple[tuple[int, ...], ...]
 ) -> TrainedApart | None:
-    """Returns parameters whose gradients are not exchanged, although others are."""
+    """Returns parameters whose gradients are not exchanged, although those of others are."""
     apart = []
     for rank in training:
         trained = rank.trained
@@ -145,7 +145,7 @@ def _of_parameters(
         outside = trained.outside_ddp_bytes
         if trained.ddp_bytes == 0 or outside < _WORTH_A_WORD * trained.parameter_bytes:
             return None
-        # all parameters were exchanged once, maybe in half precision
+        # other calls exchanged all of these parameters, maybe in half precision
         if rank.beside_ddp_bytes >= outside / 2:
             return None
         apart.append((outside, trained.parameter_bytes))

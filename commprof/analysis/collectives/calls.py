@@ -46,7 +46,7 @@ from commprof.trace.schema import (
 
 #: torch's default for a process group, assumed if the trace does not hold the number.
 DEFAULT_GLOO_THREADS = 2
-#: Streams of a process group on a device.
+#: Number of streams of a process group on a device.
 DEVICE_STREAMS = 1
 
 _UNQUEUED = (*POINT_TO_POINT, OPS.index("monitored_barrier"))
@@ -73,7 +73,7 @@ def start_times(trace: Trace, table: Collectives) -> Ints:
     for group in trace.groups.values():
         in_group = table.group == group.id
         queues = [(DEVICE_STREAMS, in_group & on_device)]
-        # The trace has the number of threads of groups of gloo and of the backend commprof.
+        # The trace has the number of threads only for groups of gloo and of the backend "commprof".
         gloo_threads = _threads(trace, group)
         # Rows of a gloo group without a name may belong to several different groups.
         if (group.backend == "gloo" and group.name) or gloo_threads > 0:
@@ -92,7 +92,7 @@ def _starts_in_queue(table: Collectives, rows: Ints, threads: int) -> Ints:
     latest = earliest
     if not exact.all():
         bound = np.where((end > 0) & ~table.failed[rows], end, _NEVER)
-        if threads == 1:  # a later call also ends later, unless gloo refused it
+        if threads == 1:  # calls end in the order of issue, except for a call that gloo refused
             bound = np.minimum.accumulate(bound[::-1])[::-1]
         latest = fifo_starts(issue, np.where(exact, end, bound), threads)
     # Ends are recorded a little late, so that a derived start may be later than the collective's
@@ -110,9 +110,10 @@ def assumes_threads(trace: Trace) -> bool:
 
 
 def _threads(trace: Trace, group: Group) -> int:
-    """Number of threads of a group according to the trace; 0 if unknown, or if it has none.
+    """Number of threads of a group according to the trace; 0 if unknown, or if the group has none.
 
-    The trace has the number by c10d's name of the group, which may have a CPU part beside it.
+    The trace has the number by c10d's name of the group. A group on devices may have a part for CPU
+    tensors, which has threads.
     """
     name = group.name.removesuffix(f":{group.backend}")
     threads = trace.metadata.get("gloo_threads", {}).get(name, 0)
@@ -147,8 +148,8 @@ def fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
     """
     if threads > _FEW_THREADS:
         return _fifo_starts(issue_ns, end_ns, threads)
-    # The first thread keeps the largest end so far. The smaller one of the old and the new end is
-    # passed on to the second thread, and so on.
+    # Round k leaves in ``before``, per call, the k-th largest end among the calls before it.
+    # The smaller one of the old and the new end is passed on to the next round.
     latest = end_ns
     for _ in range(threads):
         before = np.maximum.accumulate(np.concatenate(([0], latest)))[:-1]
@@ -328,9 +329,10 @@ def _apart(
     """Returns wait, transfer and transfer of all ranks of the chosen rows, in ns; NaN if unknown.
 
     The wait lasts from the row's start until the last awaited rank starts. The transfer lasts from
-    then until the row's end. The transfer of all ranks lasts from the last start on any rank to the
-    last end on any rank; a point-to-point message ends when its receive ends. ``awaited_ns`` is the
-    time of the rows of :func:`last_awaited` with ``times.start`` as ``times_ns``.
+    this last start until the row's end. The transfer of all ranks lasts from the last start on any
+    rank to the last end on any rank; a point-to-point message ends when its receive ends.
+    ``awaited_ns`` is the time of the rows of :func:`last_awaited` with ``times.start`` as
+    ``times_ns``.
     """
     all_started = matching.every(times.start > 0)
     running = np.where(times.exact, times.end - times.start, np.nan).astype(np.float64, copy=False)
@@ -391,7 +393,7 @@ def step_at(steps: Steps, measured: Ints, time_ns: Ints) -> Ints:
     """Returns the number of the measured step that contains each time; -1 outside of all."""
     chosen = is_in(steps.index, measured)
     row = row_containing(steps.begin_ns[chosen], steps.end_ns[chosen], time_ns)
-    return np.append(steps.index[chosen], -1)[row]  # row -1 selects the appended -1
+    return np.append(steps.index[chosen], -1)[row]  # outside of all steps, row -1 selects -1
 
 
 def _phase_at(trace: Trace, thread: int, time_ns: Ints) -> Ints:
@@ -399,7 +401,7 @@ def _phase_at(trace: Trace, thread: int, time_ns: Ints) -> Ints:
     phases = columns.phases(trace)
     mine = phases.thread == thread
     row = row_containing(phases.begin_ns[mine], phases.end_ns[mine], time_ns)
-    key = np.append(phases.key[mine], int(Phase.OTHER))[row]  # row -1 selects the appended OTHER
+    key = np.append(phases.key[mine], int(Phase.OTHER))[row]  # row -1, outside of all: OTHER
     return np.where(key < len(Phase), key, int(Phase.OTHER)).astype(np.int64)
 
 

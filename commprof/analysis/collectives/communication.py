@@ -31,7 +31,7 @@ NO_DDP_MODEL: Final = "no DDP model exchanged gradients in this run"
 class Communication(FieldGroup):
     """Collectives, traffic and exchange of parameters at one world size."""
 
-    #: Number of measured steps whose calls these are: in a long run, the number of sampled steps.
+    #: Number of measured steps whose calls are counted here; in a long run, of sampled steps.
     call_steps: int
     #: Kinds of collectives, the most exposed time first.
     collectives: tuple[CollectiveRow, ...] = ()
@@ -83,7 +83,7 @@ def _apart(run: WorldRun, seen: MeasuredWorld) -> TrainedApart | None:
     if seen.whole is not None or any(trace.dropped for trace in seen.recorded):
         return None
     by_python = any(trace.metadata.get("capture") == "python" for trace in seen.recorded)
-    # The tables of ``seen.traces`` are cached, but on a device timeline they differ from the
+    # The cached tables of ``seen.traces`` cannot be used: on a device timeline they differ from the
     # recorded tables.
     on_device = any(map(has_device_times, seen.recorded))
     found = exchanged_by_each(seen.recorded if on_device else seen.traces)
@@ -100,7 +100,7 @@ def _no_ddp(traces: Sequence[Trace]) -> str:
     trained = [trained_by(trace.metadata) for trace in traces]
     is_sharded = any(of_rank is None or of_rank.sharded for of_rank in trained)
     if all(map(trained_no_ddp, traces)) and not is_sharded:
-        # passes with the script's own exchange end in the same way as passes of DDP
+        # finalisations alone show no DDP: passes with the script's own exchange have them too
         return NO_DDP_MODEL
     by_ddp = (columns.finalizations(trace).span.key for trace in traces)
     buckets = (columns.of_kind(trace.records, Kind.BUCKET) for trace in traces)

@@ -87,7 +87,7 @@ class CompressionRow:
     scheme: str
     #: Index of the bucket in its step.
     bucket: int
-    #: Size of its fp32 gradients.
+    #: Size of the bucket's fp32 gradients.
     gradient_bytes: int
     #: Calls by all ranks in the measured steps.
     calls: int

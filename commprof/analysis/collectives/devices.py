@@ -14,7 +14,7 @@ at least one communication kernel, at least one other kernel, or any kernel ran.
 in which copies or fills of memory ran alone, or beside communication that they hid. The rules are
 in :mod:`commprof.trace.device_activity`.
 
-Telemetry is the utilisation, clock, power and throttling that NVML reported while capture ran.
+Telemetry is the utilisation, clock, power and throttling that NVML reported during capture.
 """
 
 from __future__ import annotations

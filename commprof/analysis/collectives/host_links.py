@@ -56,8 +56,8 @@ class HostLinks:
     in_flight_gbit_per_s: float
     #: Rate of one host's outgoing link over the whole step.
     step_gbit_per_s: float
-    #: Bytes sent by all hosts over the whole capture, according to records; the next field is
-    #: according to interfaces.
+    #: Bytes sent by all hosts over the whole capture, according to records; the next field has
+    #: them according to interfaces.
     recorded_bytes: float
     counted_bytes: float
     #: Reason why a figure is missing; empty if none is missing.
@@ -157,9 +157,7 @@ def _by_host(
 
 
 def _witness(members: Sequence[Observed]) -> Trace:
-    """Returns the first trace with the counters that a host's ranks share.
-
-    Any trace if there is none.
+    """Returns the first trace with the counters that a host's ranks share, or else any trace.
 
     The trace of a killed rank has no counters.
     """
@@ -205,7 +203,7 @@ def _rates(members: Sequence[Observed], sent: dict[int, float]) -> tuple[float, 
     which a collective was in flight. A figure is NaN if unknown.
     """
     total_bytes = sum(sent[rank.trace.rank] for rank in members)
-    # The host's link is in use while one of its ranks has a collective in flight.
+    # A host's link is taken to be in use while a collective is in flight on one of its ranks.
     flight_s = max(ns_to_s(float(rank.measured.in_flight_ns.sum())) for rank in members)
     wall_s = max(ns_to_s(float(rank.measured.wall_ns.sum())) for rank in members)
     steps = len(members[0].measured.step)

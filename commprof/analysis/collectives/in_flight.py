@@ -4,14 +4,14 @@ The parts are named as in Horovod's timeline (docs/timeline.rst of horovod/horov
 NEGOTIATE_ALLREDUCE, QUEUE, WAIT_FOR_DATA, the operation):
 
     negotiate: from this rank's issue of the collective until the last rank's issue
-    queue:     then, until gloo begins to run the collective on this rank
-    wait:      then, until the last rank has begun to run the collective
-    transfer:  then, until the collective completes on this rank
+    queue:     from then until gloo begins to run the collective on this rank
+    wait:      from then until the last rank has begun to run the collective
+    transfer:  from then until the collective completes on this rank
 
 c10d does not negotiate: an early rank waits inside the collective. Horovod's wait is for data that
 the GPU still computes, commprof's is for the last rank to begin. The parts add up to the time from
-issue to completion. The table of collectives splits this time differently: its queue is all of the
-time until the start on this rank, and its wait is the time from then to the last rank's start.
+issue to completion. The report's table of collectives splits this time differently: there, queue is
+the time from issue to the start on this rank, and wait is from this start to the last rank's start.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Lines of the script that issued a group's collectives.
 
-They show where ranks took different paths before a mismatch.
+The lines show where ranks took different paths before a mismatch.
 
 If a rank leaves out or adds a call, its later calls are compared with the wrong calls of the other
-ranks. This goes unnoticed while these calls have the same operation and size; the lines that issued
-them show it.
+ranks. This goes unnoticed as long as the compared calls have the same operation and size; but
+different lines issued them.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ class OwnLine:
     #: The ranks that issue collectives at ``line``, sorted.
     ranks: tuple[int, ...]
     line: str
-    #: Number of collectives that were issued at ``line`` before: the largest one of ``ranks``.
+    #: Number of collectives that a rank issued at ``line`` before: the largest number among
+    #: ``ranks``.
     calls: int
 
 
 def own_line(lines: LinesByNumber, at_mismatch: Mapping[int, str], seq: int) -> OwnLine | None:
     """Finds the line of a mismatch that only some of the ranks used before.
 
-    An example is one rank that evaluates alone. In the earlier collectives issued at this line, the
-    other ranks must have been at lines that all ranks use. Otherwise the ranks may just take
-    different branches of an ``if``, which is no fault.
+    An example is a line that only the rank that evaluates reaches. Whenever these ranks issued an
+    earlier collective at this line, the other ranks must have issued theirs at lines that all ranks
+    use. Otherwise the ranks may just take different branches of an ``if``, which is no fault.
 
     Args:
         lines: known lines of the group's collectives.
@@ -66,11 +67,12 @@ def own_line(lines: LinesByNumber, at_mismatch: Mapping[int, str], seq: int) -> 
 
 
 def shifted_since(lines: LinesByNumber, seq: int) -> tuple[int, tuple[tuple[int, str], ...]] | None:
-    """Finds the earlier collective from which on the ranks of a mismatch issued at different lines.
+    """Finds the collective, before a mismatch, from which on ranks issued at different lines.
 
     If a rank leaves out a call, and the next calls have the same operation and size, the ranks'
-    calls are shifted against each other, which is noticed only at a call that looks different. If
-    ranks were at the same different lines before, as in branches of an ``if``, this is no shift.
+    calls are shifted against each other. The mismatch is only the first call that looks different.
+    If the ranks were at this combination of lines before too, as in branches of an ``if``, this is
+    no shift.
 
     Args:
         lines: known lines of the group's collectives.
@@ -78,9 +80,9 @@ def shifted_since(lines: LinesByNumber, seq: int) -> tuple[int, tuple[tuple[int,
 
     Returns:
         The sequence number and each rank's line. None if the ranks were at one line in the
-        collective before the mismatch; if the lines of that collective are known of fewer than two
-        ranks, or occurred before; or if no earlier collective is known in which the ranks were at
-        one line.
+        collective before the mismatch; if the lines of that collective are known for fewer than two
+        ranks, or if the same combination of lines occurred before; or if no earlier collective is
+        known in which the ranks were at one line.
     """
 
     def of(number: int) -> tuple[tuple[int, str], ...]:

@@ -78,7 +78,7 @@ class KindTimes(FieldGroup):
     queue: Spread = UNKNOWN
     #: From the start on this rank to the last start on the ranks that the call waits for.
     wait: Spread = UNKNOWN
-    #: From that last start to completion on this rank.
+    #: From the last start on these ranks to completion on this rank.
     transfer: Spread = UNKNOWN
     #: Time for which these calls blocked the training thread; mean per step over all ranks.
     exposed_ms: float = math.nan
@@ -112,7 +112,7 @@ class CollectiveRow:
         return replace(self, times=KindTimes())
 
     def unexposed(self) -> CollectiveRow:
-        """Returns a copy without exposed time, for recordings that do not show what blocked."""
+        """Returns a copy without exposed time, for recordings that do not show it."""
         return replace(self, times=replace(self.times, exposed_ms=math.nan))
 
 
@@ -149,7 +149,7 @@ def collective_rows(
 
 
 def _rows_by_number(number: Ints) -> list[Ints]:
-    """Returns the rows that have each number; of a number that all have, the first row only."""
+    """Returns the rows that have each number; if all rows have number 0, only the first row."""
     if not number.any():
         return [np.zeros(1, dtype=np.int64)] if len(number) else []
     order = np.argsort(number, kind="stable")
@@ -178,7 +178,7 @@ def stepless_collectives(
     if any(len(columns.steps(trace)) for trace in traces) or not any(map(len, tables)):
         return None
     rows = collective_rows(matching, traces, tables, None, clocks_shared)
-    # no thread was seen, so none is known to have been blocked
+    # no thread was seen, so exposed times are not known
     if any(trace.is_of_nccl for trace in traces):
         rows = tuple(map(CollectiveRow.unexposed, rows))
     return SteplessCollectives(world_size, rows)
@@ -284,10 +284,7 @@ def _named(names: Sequence[str], code: int) -> str:
 def _counted(
     columns: tuple[Ints, ...], name: Callable[..., str | None]
 ) -> tuple[tuple[str, int], ...]:
-    """Counts the calls by the names of their values in the columns.
-
-    The most frequent name comes first.
-    """
+    """Counts calls by the names that ``name`` gives to their values; most frequent name first."""
     number, first = distinct_rows(*columns)
     order = np.argsort(first)  # equally frequent names are in the order of their first calls
     found: Counter[str] = Counter()

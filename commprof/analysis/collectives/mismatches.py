@@ -40,8 +40,8 @@ from commprof.trace.schema import (
 )
 
 _REDUCING = codes_of(*REDUCING)
-#: Each rank's output holds the inputs of all ranks, so that its size is the same even if the ranks'
-#: inputs have different sizes.
+#: Operations whose output on each rank holds the inputs of all ranks: the output's size is the same
+#: on all ranks even if their inputs have different sizes.
 _GATHERING = codes_of("all_gather")
 _UNEVEN = codes_of(*UNEVEN)
 _BARRIERS = codes_of("barrier")
@@ -101,7 +101,7 @@ class Mismatch:
     seq: int
     #: Each collective with the global ranks that issued it, the most common collective first.
     issued: tuple[tuple[Issued, tuple[int, ...]], ...]
-    #: Each rank and the time of its issue, on the rank's own clock; sorted by rank.
+    #: Each rank and the time at which it issued its collective, on the rank's own clock; by rank.
     issue_ns: tuple[tuple[int, int], ...]
     #: The collective that all ranks issued at this place in earlier steps; None if not known.
     usual: Issued | None = None
@@ -158,7 +158,7 @@ class Mismatch:
 
     @property
     def _shift(self) -> str:
-        """Text on since which collective the ranks' calls are shifted; empty if unknown."""
+        """Text on the collective from which on the ranks' calls are shifted; empty if unknown."""
         if self.shifted is None:
             return ""
         seq, lines = self.shifted
@@ -210,9 +210,9 @@ class Mismatch:
 
 
 def who_differs(ranks: Sequence[int], by_majority: bool) -> str:
-    """Names the ranks that differ, and from what they differ.
+    """Names the ranks that differ, and says what they differ from.
 
-    by_majority: True if they differ from the majority, False if from their own earlier steps.
+    by_majority: True if from the majority, False if from their own earlier steps.
     """
     if not ranks:
         return "which of them is wrong cannot be told"
@@ -350,7 +350,7 @@ class MismatchFinder:
         return reported
 
     def known(self) -> list[Mismatch]:
-        """Returns the latest known mismatches, also those that some ranks have not issued yet.
+        """Returns the latest known mismatches, also of collectives not yet issued by some ranks.
 
         These are the latest reported mismatch of each group, and up to ``_MOST_KEPT`` that are not
         yet reported.
@@ -379,7 +379,7 @@ def find_mismatches(
 def mismatches_by_group(
     traces: Sequence[Trace], tables: Sequence[Collectives]
 ) -> tuple[tuple[Mismatch, ...], dict[tuple[str, int], Ints]]:
-    """Returns the first mismatch of each group, and by group the sequence numbers of all.
+    """Returns each group's first mismatch, and by group the sequence numbers of all mismatches.
 
     Arguments and limits are those of :func:`find_mismatches`.
     """
@@ -432,8 +432,8 @@ def _lines(
 ) -> dict[int, dict[int, str]]:
     """Returns the lines that issued a group's collectives up to ``seq``, by number and rank.
 
-    The more ranks, the fewer earlier collectives are read. Calls without a recorded stack are
-    left out.
+    The more ranks a group has, the fewer of its earlier collectives are read. Calls without a
+    recorded stack are left out.
     """
     before = max(_COMPARED, _MOST_LINES // len(traces))
     lines: dict[int, dict[int, str]] = {}
@@ -480,7 +480,7 @@ class _Keys(NamedTuple):
 def _differ(
     value: npt.NDArray[np.uint64], known: npt.NDArray[np.bool_], starts: Ints
 ) -> npt.NDArray[np.bool_]:
-    """Returns for each collective whether the known values of a property differ between ranks.
+    """Returns for each collective whether any property's known values differ between ranks.
 
     ``starts``: first row of each collective; the rows of its other ranks follow.
     """

@@ -38,7 +38,7 @@ Floats = npt.NDArray[np.float64]
 
 #: Operations whose kernels end together.
 _END_TOGETHER = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
-#: A link is slow if a byte takes ``_SLOW`` times longer than on the median link of its
+#: A link is slow if a byte takes ``_SLOW`` times as long as on the median link of its
 #: communicator. Communicators with fewer than ``_LINKS_TO_COMPARE`` links are not judged.
 _SLOW, _LINKS_TO_COMPARE = 1.5, 4
 
@@ -63,7 +63,7 @@ class NcclKind(FieldGroup):
     #: Ranks of the communicator; 0 if not known.
     size: int
     op: str
-    #: NCCL's names of both; empty if NCCL gave none, as for messages.
+    #: NCCL's names of algorithm and protocol; empty if NCCL gave none, as for messages.
     algorithm: str
     protocol: str
     #: Smallest and largest number of channels.
@@ -96,8 +96,8 @@ class NcclRow:
     #: graphs.
     operations: int
     replayed: int
-    #: Operations that belong to a call of c10d, by the phase in which the call was issued, or
-    #: captured; largest number first.
+    #: Number of operations by the phase in which c10d's call was issued, or captured in a graph;
+    #: largest number first. Operations without such a call are left out.
     phases: tuple[tuple[str, int], ...]
     #: Indices of the DDP buckets that these operations reduced.
     buckets: tuple[int, ...]
@@ -120,7 +120,7 @@ class NcclLink:
     split: Split
     #: Bytes divided by the time in which the network was sending; median over the transfers.
     gb_per_s: float
-    #: How many times longer a byte takes than on the communicator's median link; NaN if there are
+    #: Time per byte divided by that of the communicator's median link; NaN if there are
     #: too few links to compare.
     slower: float
 
@@ -241,9 +241,10 @@ def _groups(*keys: npt.NDArray[np.generic]) -> list[Ints]:
 def _waits(
     of_ranks: _Ops, clocks_shared: bool
 ) -> tuple[Floats, Floats, Floats, WaitsCompared | None]:
-    """Returns each operation's wait by kernels, the shortest kernel, and its wait by clocks.
+    """Returns three columns with a row per operation, and the comparison of the waits.
 
-    Each is NaN if not known.
+    The columns are the wait computed from kernels, the length of the shortest kernel, and the wait
+    computed from clocks; NaN if not known.
     """
     ops = of_ranks.recorded
     wait, transfer, late = (np.full(len(ops), math.nan) for _ in range(3))
@@ -409,7 +410,7 @@ def _links(recorded: Sequence[Trace]) -> tuple[list[NcclLink], int]:
 
 
 def _compared(found: Sequence[tuple[str, NcclLink, float]]) -> list[NcclLink]:
-    """Compares each link with the median of its communicator."""
+    """Compares each link's time per byte with the median link of its communicator."""
     result = []
     for hashed, link, per_byte in found:
         others = [each for other, _, each in found if other == hashed and not math.isnan(each)]

@@ -53,8 +53,8 @@ class ShardedPart:
     part: str
     calls: float
     exposed_ms: float
-    #: The group with the most exposed time; the next field is this time in all passes of a step.
-    #: Both are 0 if groups cannot be distinguished.
+    #: The group of parameters with the most exposed time; the next field is this time in all passes
+    #: of a step. Both are 0 if groups cannot be distinguished.
     group: int
     group_ms: float
     #: Exposed time of the part's last call in a step, which no compute can hide; 0 for
@@ -144,8 +144,8 @@ def _rows(trace: Trace, table: Collectives, measured: Ints) -> Iterator[_Row]:
     windows = list(zip(steps.begin_ns[rows].tolist(), steps.end_ns[rows].tolist(), strict=True))
     of_part = _of_part(trace, table, windows[0][0])
     found = [_passes(table, of_part, begins, window) for window in windows]
-    # An evaluation before a step's first pass gathers too, and its calls cannot be distinguished
-    # from those of the pass.
+    # If an evaluation before a step's first pass gathers too, its gathers seem to belong to the
+    # pass. So the sizes of the pass that is most frequent are used.
     firsts = Counter(tuple(table.bytes_out[passes[0][FORWARD]].tolist()) for passes in found)
     whole = max(firsts, key=lambda sizes: (len(sizes) > 0, firsts[sizes]))
     for passes in found:
@@ -272,7 +272,7 @@ def _groups(part: str, whole: Sequence[int], sizes: Sequence[int]) -> list[int]:
         sizes: output sizes of the calls in order; for reductions only the number of sizes counts.
     """
     if part == FORWARD:
-        # In reversed order, forward's calls gather the groups from last to first, like backward's.
+        # Read from last to first, the calls of forward gather the groups in backward's order.
         return groups_in_reverse(whole, sizes[::-1])[::-1]
     if part == BACKWARD:
         return groups_in_reverse(whole, sizes)
@@ -298,7 +298,7 @@ def groups_in_reverse(forward: Sequence[int], backward: Sequence[int]) -> list[i
     latest = _places(forward, list(reversed(backward)))
     if earliest is None or latest is None:
         return [0] * len(backward)
-    # A call has a single possible place if its earliest and latest possible places are the same.
+    # A call's place is certain if its earliest and its latest possible place are the same.
     last = [len(there) - 1 - place for place in reversed(latest)]
     return [
         len(there) - place if place == other else 0
@@ -307,7 +307,7 @@ def groups_in_reverse(forward: Sequence[int], backward: Sequence[int]) -> list[i
 
 
 def _places(sizes: Sequence[int], wanted: Sequence[int]) -> list[int] | None:
-    """Finds ``wanted`` as a subsequence of ``sizes``: its earliest indices, or None if absent."""
+    """Finds ``wanted`` as a subsequence of ``sizes``; returns the earliest indices, or None."""
     places: list[int] = []
     for size in wanted:
         begin = places[-1] + 1 if places else 0

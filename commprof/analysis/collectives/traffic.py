@@ -68,8 +68,8 @@ def bus_factor(op: str, ranks: int) -> float:
 Floats = npt.NDArray[np.float64]
 _Factor = Callable[[Floats], Floats]
 
-#: Payload that a rank sends in an operation of a family, as a mean over the ranks of the group. The
-#: factors here multiply the bytes of the operation's input ...
+#: By family: payload that a rank sends, as a mean over the ranks of the group. The factors here
+#: multiply the bytes of the operation's input ...
 _OF_INPUT: dict[str, _Factor] = {
     # a ring's reduce-scatter and all-gather, each (n - 1) / n
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -78,9 +78,9 @@ _OF_INPUT: dict[str, _Factor] = {
     "broadcast": lambda n: (n - 1) / n,
     "reduce": lambda n: (n - 1) / n,
     "gather": lambda n: (n - 1) / n,
-    # its own part to each other rank
+    # a rank sends its own part to each other rank
     "all_gather": lambda n: n - 1,
-    # all but its own part
+    # a rank sends all parts but its own
     "reduce_scatter": lambda n: (n - 1) / n,
     "all_to_all": lambda n: (n - 1) / n,
     "send": lambda n: np.ones_like(n),
@@ -156,7 +156,7 @@ def summarised_sent_bytes(trace: Trace, summary: Summary) -> float:
         if of_family not in _OF_INPUT or of_family == "gather" or n == 0:
             return math.nan
         factor = float(_OF_INPUT[of_family](np.array([n], dtype=np.float64))[0])
-        # The output of an all_gather is its larger side: n times the input.
+        # Of an all_gather the summary has the output, which is n times the input.
         total += operation.bytes * (factor / n if of_family == "all_gather" else factor)
     return total
 
@@ -164,7 +164,7 @@ def summarised_sent_bytes(trace: Trace, summary: Summary) -> float:
 def sent_to_other_hosts(
     traces: Sequence[Trace], tables: Sequence[Collectives], hosts: Sequence[object]
 ) -> Floats:
-    """Returns for each collective the payload in bytes that its rank sends to other hosts.
+    """Returns for each row of the tables the payload in bytes that its rank sends to other hosts.
 
     NaN for an unknown operation, and for a group that does not hold all ranks in their order.
 
