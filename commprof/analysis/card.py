@@ -132,8 +132,8 @@ class CardNextStep(FieldGroup):
     command: str
     #: Command that prints the full report.
     all_command: str
-    #: Name of the cause in the catalogue that ``advice`` is about, and the lines of code that mend
-    #: it; empty for other advice.
+    #: Name in the catalogue of the cause that ``advice`` is about, and the lines of code that mend
+    #: this cause; empty for other advice.
     cause: str = ""
     fix: str = ""
 

@@ -32,7 +32,7 @@ from commprof.trace.reader import Trace
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, POINT_TO_POINT, Kind
 from commprof.units import ns_to_ms
 
-#: The loss of these fractions, of records and of collectives, changes figures too little to matter.
+#: Largest fractions, of records and of collectives, whose loss hardly changes the figures.
 _FEW, _SOME = 0.01, 0.1
 #: A rank is called late only if at least this fraction of the exposed time is split.
 _HALF = 0.5
@@ -196,7 +196,7 @@ class Evidence:
 
     @property
     def remedy(self) -> tuple[str, str]:
-        """Advice on recording what exposed time needs, and a command; empty if none helps."""
+        """Advice on how to record what exposed time needs, and a command; "" for none."""
         if not self.recorded.times and self.recorded.device:
             return (
                 "First find out why no kernel of communication was recorded: the profiler may have "
@@ -213,7 +213,7 @@ class Evidence:
         if not self.recorded.work:
             return (
                 "First record again with all kernels of the device: without compute kernels, "
-                "nobody knows which of them hid communication.",
+                "it is not known which communication was hidden.",
                 "",
             )
         if not self.recorded.training_thread:
@@ -276,7 +276,8 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
             device=bool(facts) and all(each.device for each in facts),
             training_thread=all(each.device or each.training_thread for each in facts)
             and not any(trace.is_of_nccl for trace in traces),
-            # A benchmark of communication has only communication kernels, on all ranks.
+            # If all ranks have only communication kernels, as in a benchmark of communication, no
+            # work is missing.
             work=not any(map(_lacks_work, traces)) or all(map(_lacks_work, traces)),
             collectives=not by_python or world_size < 2 or any(map(len, seen.tables)),
             forward=any(float(part.work.forward_ns.sum()) > 0 for part in seen.measured),

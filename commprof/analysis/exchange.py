@@ -107,7 +107,7 @@ def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
 def _held_by(
     rows: Sequence[CollectiveRow], least: int, world: WorldResult, of_buckets: bool
 ) -> SmallCalls | None:
-    """Returns the calls of ``rows`` if they hold much exposed time, ``least`` or more per step."""
+    """Returns the calls of ``rows`` if they hold much exposed time and are ``least`` per step."""
     calls, exposed = sum(row.calls for row in rows), world.parts.exposed_ms
     if calls == 0 or not exposed > 0:
         return None

@@ -102,7 +102,8 @@ def next_step(
     late = rank_to_look_at(context, world, step)
     if (cause := _cause(world, late, step)) is not None:
         return NextStep(cause.told, "", cause.id, cause.fix)
-    # Small calls keep waking threads of the ranks themselves, which then wait for cores.
+    # Small calls wake the ranks' own threads again and again. These then wait for cores, but more
+    # cores are not the remedy.
     if late is None and exchange.small_calls is None and lacked_cores(world):
         return NextStep(_give_cores(context, world), "")
     if late is None and crowded(context, world) and math.isnan(no_core_share(world)):

@@ -55,8 +55,8 @@ class PredictedPoint:
     #: Settings that differ from the recording: names and values of fields of
     #: ``forecast.scenario.scenario.Scenario``; empty for none.
     setting: tuple[tuple[str, Any], ...]
-    #: Its interval is computed from that of the step time, which includes the model's held-out
-    #: error.
+    #: The interval is computed from the interval of the step time, which includes the model's
+    #: held-out error.
     samples_per_s: Interval
     #: Reasons why the prediction lies outside of the measured range; empty inside.
     outside: tuple[str, ...]

@@ -32,8 +32,8 @@ class StepParts:
     optimizer_ms: float
     other_ms: float
     step_ms: float
-    #: Part of ``exposed_ms`` before the last rank arrived; the next field is the part after it. NaN
-    #: if that is never known.
+    #: Part of ``exposed_ms`` before the last rank arrived; the next field is the part after its
+    #: arrival. NaN if no last arrival is known.
     wait_ms: float
     transfer_ms: float
     #: The rest of ``exposed_ms``: time of operations whose last arrival is not known.

@@ -43,7 +43,7 @@ def times_started(context: Mapping[str, Any]) -> str:
     ]
     if not again:
         return ""
-    return f"Started again: {listed(again)}. All figures are of one life of each."
+    return f"Started again: {listed(again)}. All figures are of one life of each replica."
 
 
 def _lived(lives: Sequence[Mapping[str, Any]]) -> str:

@@ -114,7 +114,7 @@ class SummaryTiming(FieldGroup):
     step_ms: float
     exposed_p95_ms: float
     #: Mean exposed time before the deciding rank's arrival, over the steps for which the arrival is
-    #: known; the next field is that after the arrival. NaN without such steps.
+    #: known; the next field is the mean exposed time after it. NaN without such steps.
     exposed_wait_ms: float
     exposed_transfer_ms: float
     #: Number of steps whose deciding arrival is not known.

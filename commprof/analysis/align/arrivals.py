@@ -60,7 +60,7 @@ class Arrivals:
     buckets: BucketArrivals = field(default_factory=BucketArrivals)
 
     def without_times(self) -> Arrivals:
-        """Returns the numbers alone: once waits are split, nobody asks when and who came last."""
+        """Returns a copy with numbers only: times and late ranks are needed only to split waits."""
         return replace(self, last_arrival_ns=_none(), late_rank=_none())
 
 

@@ -70,7 +70,7 @@ def timed_collectives(trace: Trace) -> int:
     timed = np.concatenate((*ended, of_kind(records, Kind.DEVICE_WAIT)["op_id"]))
     if not len(timed):
         return 0
-    # a full ring may have dropped some records
+    # a full ring may have dropped an operation's issue record
     issues = in_parts(records, Kind.ISSUE, "op_id", "flags")
     on_device = [op_id[flags & schema.FLAG_DEVICE_ASYNC != 0] for op_id, flags in issues]
     op_id = ints(np.concatenate((*on_device, timed[:0])))
@@ -230,8 +230,8 @@ def _ends_by_wait(records: Records) -> Records:
     """Returns the ends of host operations whose end is known only from their first wait.
 
     Such operations are gloo's messages and reduce-scatters. A wait that blocked becomes the record
-    of an end. Before a shorter wait, the operation may already have been complete: that wait stays
-    a wait, with length 0.
+    of an end. A wait that did not block stays a wait, with length 0: the operation may have been
+    complete before the wait began.
     """
     issues = of_kind(records, Kind.ISSUE)
     on_host = issues["op_id"][(issues["flags"] & schema.FLAG_DEVICE_ASYNC) == 0]
@@ -316,7 +316,7 @@ def _numbers(records: Records, *names: str) -> Iterator[tuple[int, ...]]:
 def _same_moment(marks: Records, host: Records) -> Ints:
     """Returns, per host record, the row of its device record in ``marks``; -1 if it has none.
 
-    The thread of a device record is its host record's; its ``bytes_in`` is the host record's time.
+    A device record has the thread of its host record, and in ``bytes_in`` the host record's time.
     """
     row_of = {key: row for row, key in enumerate(_numbers(marks, "thread", "bytes_in"))}
     wanted = _numbers(host, "thread", "timestamp_ns")

@@ -81,8 +81,8 @@ def host_of_each(traces: Sequence[Trace]) -> list[Host | None]:
     """Returns the host of each trace's rank; None if it is unknown.
 
     A trace may lack the network namespace: older versions of commprof wrote it only at the end of
-    capture, which a killed rank does not reach. Such a rank counts to the host that the other
-    traces of its machine name. If they name several hosts, its host is unknown.
+    capture, which a killed rank does not reach. Such a rank gets the host that other traces of the
+    same machine give. If these give several hosts, the rank's host is unknown.
     """
     named = [(machine_of(trace), _network_namespace(trace)) for trace in traces]
     namespaces: dict[str, set[str]] = {}
@@ -108,7 +108,7 @@ def _network_namespace(trace: Trace) -> str:
 def unknown_hosts(traces: Sequence[Trace], hosts: Sequence[Host | None]) -> str:
     """Returns a sentence naming the ranks whose host ``host_of_each`` did not find.
 
-    Empty if it found all.
+    Empty if the hosts of all ranks were found.
     """
     lost = [trace.rank for trace, host in zip(traces, hosts, strict=True) if host is None]
     return f"the host of {named_ranks(lost)} is not known" if lost else ""

@@ -188,7 +188,7 @@ def _keys(
         expected[rows] = described.size
     sent, message = table.op == SEND, among(table.op, *POINT_TO_POINT)
     expected[message & (group >= 0)] = 2
-    # Sequence numbers that commprof recorded wrap around, so NO_SEQ may be one of them.
+    # In other rows NO_SEQ is a number: the numbers that commprof records wrap around.
     unnumbered = (message | (table.op == _OTHER) | trace.is_foreign) & (table.seq == NO_SEQ)
     expected[(table.op == RECV_ANY_SOURCE) | unnumbered] = 0
     group, expected = kept_once(group), kept_once(expected)
@@ -375,7 +375,7 @@ def _by_order(trace: Trace, table: Collectives) -> tuple[Ints, Ints]:
     passes, ends = np.unique(columns.finalized_passes(trace), return_counts=True)
     rows = np.flatnonzero((table.op == _ALL_REDUCE) & np.isin(table.graph_task, passes[ends == 1]))
     issues = columns.of_kind(trace.records, Kind.ISSUE)
-    # On a device, streams may be ready in another order than that of the issues.
+    # The host's times give the order of issue: on a device, streams may be ready in another order.
     host_ns = look_up(
         table.op_id[rows], columns.ints(issues["op_id"]), columns.ints(issues["timestamp_ns"])
     )

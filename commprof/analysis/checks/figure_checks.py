@@ -45,7 +45,7 @@ class CrossCheck:
     other: float
     #: None if there is nothing to compare, or if no tolerance can be justified.
     agrees: bool | None
-    #: Why a figure is missing, or how the definitions of the two differ.
+    #: Why a figure is missing, or how the definitions of the two figures differ.
     note: str
 
     @property

@@ -1,7 +1,7 @@
 """Waiting and transfer in each communicator of a job, from the times in NCCL Inspector's logs.
 
 ``csrc/inspector/waits.h`` states the rule: kernels of one collective end together, so the shortest
-time of all ranks is the transfer, and its rank came last.
+time of all ranks is the transfer, and the rank with this time came last.
 """
 
 from __future__ import annotations
@@ -196,8 +196,8 @@ def members_by_id(members: Iterable[InspectorMember]) -> tuple[ById, list[str]]:
 def _overlapping(logs: int) -> Iterator[str]:
     if logs:
         yield (
-            f"left out: {counted(logs, 'log')} of a rank in a communicator whose dumps overlap "
-            "those in another log of the same process, as in copies; the longest counts"
+            f"left out: {counted(logs, 'log')} with dumps that overlap those in another log of the "
+            "same rank and process, as copies have; the longest log counts"
         )
 
 
@@ -207,9 +207,9 @@ def _again(communicators: Sequence[tuple[str, int]]) -> Iterator[str]:
         were = "was" if len(communicators) == 1 else "were"
         yield (
             f"{counted(len(communicators), 'communicator')} {were} made again by other processes, "
-            f"such as {communicator_id} by {starts} per rank, as where a job was started again "
-            "with the same NCCL_COMM_ID: each start counts as communicators of its own, told apart "
-            "by the times of the dumps"
+            f"such as {communicator_id} by {starts} processes per rank, as where a job was started "
+            "again with the same NCCL_COMM_ID: each start counts as communicators of its own, told "
+            "apart by the times of the dumps"
         )
 
 
@@ -367,5 +367,5 @@ def _of_several_ranks(communicators: Sequence[InspectedCommunicator]) -> list[st
         return []
     return [
         f"{len(several)} of the processes have several ranks in one communicator, so each drives "
-        "several GPUs: these count as one, which may wait for itself"
+        "several GPUs: all of them count as one process, which may wait for itself"
     ]

@@ -237,7 +237,7 @@ class LiveLogs:
         """
         logs = self._tail.logs
         unread = [log for log in logs.values() if not log.is_read]
-        # otherwise it is not known which logs follow them
+        # of a log without members it is not known yet whose log it is
         if all(log.log.members for log in unread):
             first_us: dict[tuple[str, int], int] = {}
             for log in unread:
@@ -316,7 +316,7 @@ class LiveLogs:
         self._kinds = kind_rows(job.communicators)[:_MOST_KINDS]
 
     def _is_part_over(self) -> bool:
-        """True if every process that still writes has written often enough since the last part."""
+        """True if every process that still writes has written often enough since the part began."""
         if self._is_snapshot:
             return True
         newest_s = max(log.grew_s for log in self._tail.logs.values())

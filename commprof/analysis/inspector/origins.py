@@ -139,7 +139,7 @@ def _lost(
     """Estimates the ranks' waiting in calls whose records are lost.
 
     In operations such as a reduce only some ranks wait, and come late to the next call of the same
-    communicator. In all others its ranks wait together.
+    communicator. In all other operations, all ranks of the communicator wait together.
     """
     for is_split, together_key in ((True, key), (False, ())):
         waited = np.zeros((blocks, len(communicator.recorded)))

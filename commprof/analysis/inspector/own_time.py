@@ -7,9 +7,9 @@ operations together, waiting and transfer, over all communicators. This holds fo
 part of the run. So unlike waiting, this time need not be traced across communicators, and processes
 that are late in turns are not confused.
 
-It does not hold where operations overlap in one process, or where processes do not depend on each
-other: then the times differ for other reasons too, and no process stands out from their spread. So
-this evidence counts only together with the evidence of the waiting.
+The rule does not hold where operations overlap in one process, or where processes do not depend on
+each other: then the times differ for other reasons too, and no process stands out from their
+spread. So this evidence counts only together with the evidence of the waiting.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class LowestBandwidth(FieldGroup):
 
     #: None if no operation's waiting is known.
     lowest_bandwidth: Process | None
-    #: Waiting as a fraction of its time in operations.
+    #: Waiting as a fraction of this process's time in operations.
     lowest_waits: float
 
 

@@ -1,4 +1,4 @@
-"""Tells the starts of a job apart that wrote logs of the same communicators into one folder.
+"""Tells apart the starts of a job that wrote logs of the same communicators into one folder.
 
 NCCL derives a communicator's id from random bytes, but not if ``NCCL_COMM_ID`` is set: then a job
 that is started again uses the same ids, and counts its calls from the beginning again. Each rank
@@ -22,7 +22,8 @@ class Logged(NamedTuple):
     """What a process logged of a communicator, joined if it wrote several logs."""
 
     member: InspectorMember
-    #: Times of the first and last dump in all logs; ``member`` has those of the first log.
+    #: Times of the first and last dump in all logs of the process; the times in ``member`` are
+    #: those of its first log.
     begin_us: int
     end_us: int
 

@@ -29,7 +29,7 @@ _ROUNDS: Final = 20
 
 @dataclass(frozen=True)
 class InspectedTransfers:
-    """Transfers of calls that all ranks recorded, and that are equal in the first fields."""
+    """Transfers of calls of one operation, number of ranks, size and spread over hosts."""
 
     #: c10d's name.
     op: str

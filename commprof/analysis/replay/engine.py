@@ -160,8 +160,8 @@ class ReplayedCalls:
     #: Index of the process group, as in ``Matching``.
     group: Ints
     #: Used if collectives are queued in a ``Line``; ``transfer_ns`` is then the time on the link,
-    #: and this is the time from its end to completion. None if each collective begins once the
-    #: previous one is complete.
+    #: and this is the time from the end of ``transfer_ns`` to completion. None if each collective
+    #: begins once the previous one is complete.
     latency_ns: Floats | None = None
     #: Number of collectives that run at the same time in each ``Line``.
     workers: int = 1
@@ -500,7 +500,7 @@ class _Run:
 
     def _begin(self, row: int, now: Time) -> None:
         if self._end[row] is not None:
-            return  # keeps its recorded end
+            return  # the row keeps its recorded end
         before = self._before[row]
         queued = self._end[before] if before >= 0 else 0.0
         if queued is None:

@@ -58,7 +58,7 @@ class Timeline:
     ranks: tuple[RankTimeline, ...]
     #: True if times of different ranks can be compared.
     clocks_shared: bool
-    #: Number of spans of these steps that are left out because one step alone had too many.
+    #: Number of spans of these steps that are left out because one step alone had too many spans.
     left_out: int = 0
     #: Names of phases, by ``DrawnStretches.code``.
     phases: tuple[str, ...] = PHASES
