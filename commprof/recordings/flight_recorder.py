@@ -435,7 +435,7 @@ def _in_status(
 
 
 class _Description(NamedTuple):
-    """The fields that are equal in all entries that are alike."""
+    """An entry's fields other than its numbers and times; alike entries have equal ones."""
 
     #: Fields of an entry before its sequence number; the next fields are those between number and
     #: time, and those after the time.
@@ -599,7 +599,7 @@ def _bytes(sizes: Any, dtypes: Any) -> int:
 
 
 def _integer(value: Any, name: str) -> int:
-    if type(value) is int and 0 <= value < 2**63:  # nearly all values
+    if type(value) is int and 0 <= value < 2**63:  # true for nearly all values
         return value
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,19}", value):
         value = int(value)

@@ -1,7 +1,7 @@
 """Gives alike entries of dumps the same id, so that each kind of entry is read once.
 
-The ranks of a job issue the same operations, from the same lines: entries differ in numbers and
-times.
+Entries are alike if they differ only in numbers and times. Most entries of a job are alike, because
+its ranks issue the same operations, from the same lines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
-#: Integers that differ between entries that are alike; columns in this order.
+#: Integers in which alike entries may differ; columns in this order.
 INTEGERS: Final = (*("record_id", "seq_id", "collective_seq_id", "p2p_seq_id", "time_created_ns"),)
 #: Fields for which only the truth value is used; below, fields that no reader uses.
 _TRUTHS: Final = ("time_discovered_started_ns", "time_discovered_completed_ns")
@@ -36,7 +36,7 @@ class AlikeEntries(Protocol):
 
 
 class AlikeInPython:
-    """The same in Python as in C++ (``csrc/reading/alike_dictionaries.cpp``)."""
+    """Does in Python what ``csrc/reading/alike_dictionaries.cpp`` does in C++."""
 
     def __init__(self) -> None:
         """Knows no entry yet."""

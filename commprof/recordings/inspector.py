@@ -72,7 +72,7 @@ def looks_like_log(head: bytes) -> bool:
 def is_inspector(path: Path) -> bool:
     """True if a file, folder or archive holds a log of NCCL Inspector.
 
-    The names alone also suffice: of an empty file, or of all files in a folder.
+    Names suffice too: the name of an empty file, or the names of all files in a folder.
     """
 
     def wanted(head: bytes) -> bool:

@@ -269,7 +269,7 @@ def _natural(name: str) -> list[tuple[str, int]]:
 def _by_rank(
     recordings_read: Sequence[RankRecording],
 ) -> tuple[dict[int, RankRecording], list[str]]:
-    """Returns one recording per rank, and caveats; files without a rank follow name order."""
+    """Returns one recording per rank, and caveats; numbers files without a rank by their names."""
     recordings: dict[int, list[RankRecording]] = {}
     for recording in sorted(
         recordings_read, key=lambda recording: (_begin_ns(recording), recording.name)

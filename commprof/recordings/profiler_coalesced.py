@@ -83,9 +83,9 @@ def _names_collective(ranges: EventTable, texts: EventTexts) -> Mask:
 
 
 def _launch_communication(events: ProfilerEvents, thread: int, calls: EventTable) -> Mask:
-    """True for operators of a thread in which a kernel was launched that may be their own.
+    """True for a thread's operators in which kernels were launched that may carry out their calls.
 
-    That is a kernel of communication, or one that was not recorded.
+    Such a kernel is one of communication, or one that was not recorded.
     """
     ids = np.frombuffer(events.launched, np.int64)
     mine = np.frombuffer(events.launching_thread, np.int64) == thread
@@ -103,8 +103,8 @@ def _launch_communication(events: ProfilerEvents, thread: int, calls: EventTable
 def _precedes(ranges: EventTable, texts: EventTexts, row: int, members: Sequence[int]) -> bool:
     """True if an operator's call may come right before the members of a group.
 
-    The operator then belongs to the same process group, and has the members' sequence number, or
-    the number before that of a second call.
+    The operator must belong to the same process group. Its sequence number must be unknown, that of
+    the first member, or one less; if it is one less, a second member must have the first one's.
     """
     later = members[0]
     groups = [texts.arguments[int(ranges.arguments[call])].get(_GROUP) for call in (row, later)]
@@ -118,7 +118,7 @@ def _precedes(ranges: EventTable, texts: EventTexts, row: int, members: Sequence
 
 
 def merged(calls: Sequence[Call], kernel: Call) -> Call:
-    """Returns the call of a kernel that serves several calls; its size is the sum of theirs.
+    """Returns the call of a kernel that serves several calls; its size is the sum of their sizes.
 
     Args:
         calls: the calls of the group, as their operators describe them.

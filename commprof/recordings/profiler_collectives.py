@@ -66,7 +66,7 @@ def _may_join(kernels: CallColumns) -> bool:
 
 
 def _are_one(first: Call, second: Call) -> bool:
-    # Messages of one rank share ranges and numbers.
+    # Different messages of a rank may share ranges and numbers, so they are never joined.
     if first.op != second.op or first.op in OF_FEW or first.seq != second.seq:
         return False
     if first.launched_in and second.launched_in:

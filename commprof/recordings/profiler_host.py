@@ -438,7 +438,7 @@ def _in_order(
 def _blocking(
     issued: Sequence[_Issued], ran: Sequence[Event], around: Sequence[int]
 ) -> frozenset[str]:
-    """Returns names of operators of which each one encloses a range from begin to end.
+    """Returns the names whose operators all enclose a range from begin to end.
 
     An operator that only issues may enclose a range by chance, if its thread lacked a core.
     """
@@ -455,7 +455,7 @@ def _blocking(
 def _handed_over(
     issued: Sequence[_Issued], ran: Sequence[Event], around: Sequence[int]
 ) -> set[str]:
-    """Returns backends of which each range lies within the operator that issued it.
+    """Returns the backends whose ranges all lie within the operators that issued them.
 
     Such a range shows how long the thread took to hand the collective to a device, as do the ranges
     of the backends in ``OF_DEVICES``. The range of a backend that transfers on the host is on

@@ -21,10 +21,11 @@ SEQ: Final = "Seq"
 EXTERNAL_ID: Final = "External id"
 _EXTERNAL_IDS: Final = (EXTERNAL_ID, "external id")
 INTEGERS: Final = (SEQ, *_EXTERNAL_IDS)
-#: In such a column: the event has no such argument; next, its argument is no whole number.
+#: Values in such a column: ``ABSENT`` if the event has no such argument, ``NO_INTEGER`` if the
+#: argument is no whole number from 0 to 2^62 - 1.
 ABSENT: Final = -1
 NO_INTEGER: Final = -2
-#: The C++ scanner cannot decide, because a text may hold digits outside of ASCII.
+#: A value that the C++ scanner could not decide, because a text may hold digits outside of ASCII.
 UNDECIDED: Final = -3
 _MOST_INTEGER: Final = 1 << 62
 _WITHOUT_REFERENCES: Final = 2

@@ -46,10 +46,10 @@ def end_with_part_copies(
 
 
 def _copies(events: ProfilerEvents, thread: int, since_ns: Ints) -> Sequence[tuple[int, int, int]]:
-    """Returns index, begin and end of the copies with which a thread goes on after some times.
+    """Returns the copies with which a thread goes on after the times ``since_ns``.
 
-    The first event that the thread begins after such a time is ``aten::chunk``, and the next one
-    after that is the copy.
+    A copy counts if the first event that the thread begins after such a time is ``aten::chunk``,
+    and the next event is the copy. Each is given as index of the time, begin and end.
     """
     begin, end = events.operators.of_tag(thread)
     if not events.chunked_ns or not len(begin):

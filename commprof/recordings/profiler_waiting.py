@@ -4,11 +4,13 @@ A thread that waits records nothing, and goes on when the collective is complete
 successive begins or ends of the thread's events, it waited until the last collective that was
 completed meanwhile, and then ran Python; if none was completed, it did not wait.
 
-A thread without a core goes on late, and waits until then. An operator that waits tells when it
-went on. In Python, the time from the collective's end to the thread's next event is about the same
-at the same call of each step, and delays make it longer. So what is beyond its median counts as
-waiting, unless it is too long for the delay of a thread. Where the time since the thread's last
-event varies less, the thread did not wait for the collective's end, and nothing more counts.
+A thread that lacks a core goes on late after a collective, and counts as waiting until it goes on.
+If an operator waited, its end tells when the thread went on. In Python, the time from the
+collective's end to the thread's next event is about the same at the same call of each step, and a
+lack of a core makes it longer. So the part of this time beyond its median over the steps counts as
+waiting, unless the part is too long for a lack of a core. If the time since the thread's previous
+event varies less than the time since the collective's end, the thread did not wait for this end,
+and nothing more counts.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ _FEWEST_STEPS: Final = 4
 
 @dataclass(frozen=True)
 class HostWaiting:
-    """When a rank did not wait for communication, and when it waited after its end."""
+    """When a rank did not wait for communication, and when it still waited after the end of it."""
 
     #: Times that hide communication.
     hiding: Stretches
@@ -47,7 +49,7 @@ class HostWaiting:
 
 
 def only_hidden(hiding: Stretches) -> HostWaiting:
-    """Returns times that hide communication, where waiting ends with the communication."""
+    """Returns the result for a rank whose waiting ends when the communication ends."""
     nothing = np.zeros(0, np.int64)
     return HostWaiting(hiding, nothing, Stretches(nothing, nothing))
 
@@ -60,9 +62,9 @@ def host_waiting(
     The range of a collective may end a little after the thread that waited for it went on: by at
     most 0.1 ms, and by no longer than the thread waited.
 
-    A thread that copies a bucket back for DDP has waited for this bucket. So the thread also waited
-    where a copy follows although no collective has completed, if one is not complete yet: gloo's
-    thread had no core, and records the completion late.
+    A thread that copies a bucket back for DDP has waited for this bucket. So if such a copy follows
+    although no collective has completed, and a collective is in flight, the thread has waited too:
+    gloo's thread lacked a core and recorded the completion late.
     """
     work = stretches(
         np.frombuffer(host.work.begin_ns, np.int64), np.frombuffer(host.work.end_ns, np.int64)
@@ -71,8 +73,8 @@ def host_waiting(
     idle = Stretches(busy.end_ns[:-1], busy.begin_ns[1:])
     pieces = within(idle, between(host.ran_ns))
     since, until = pieces.begin_ns, pieces.end_ns
-    # Until the end of all that the backend's thread ran within the range: others wait for all of
-    # it.
+    # A call lasts until the end of all that the backend's thread ran within the range, because
+    # other threads wait for all of it.
     times = [
         (until_ns, call.begin_ns, row)
         for row, call in enumerate(calls)
@@ -81,7 +83,7 @@ def host_waiting(
     ends, begins, rows = np.array(sorted(times), dtype=np.int64).reshape(-1, 3).T
     following = np.searchsorted(ends, until, side="right")
     last = np.concatenate(([0], ends))[following]
-    # A collective that was in flight all the time may have ended a little late.
+    # The range of a collective in flight during the whole gap may have ended a little late.
     end_ns, begin_ns = (np.append(moments, _NEVER)[following] for moments in (ends, begins))
     late = end_ns - until <= np.minimum(until - since, CLOSED_LATE_NS)
     copies = np.sort(np.frombuffer(copied_back_ns, np.int64)) if copied_back_ns else ends[:0]
@@ -112,7 +114,7 @@ def host_waiting(
 
 
 def _calls_of_steps(calls: CallColumns, steps: FoundSteps) -> Ints:
-    """Returns a number for each call that is the same for the same call of each step."""
+    """Returns a number for each call; the same call has the same number in each step."""
     step = np.searchsorted(steps.begin_ns, calls.begin_ns, side="right")
     _, first, of_step = np.unique(step, return_index=True, return_inverse=True)
     turn = np.arange(len(calls)) - first[of_step]
@@ -140,6 +142,6 @@ def _in_python(since_end_ns: Ints, since_event_ns: Ints, call_of_step: Ints) -> 
 
 
 def _alike(call_of_step: Ints) -> list[Ints]:
-    """Returns the rows of each number."""
+    """Returns, for each value in ``call_of_step``, the rows that have it."""
     order = np.argsort(call_of_step, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(call_of_step[order])) + 1)
