@@ -291,7 +291,7 @@ def pauses(trace: Trace) -> Spans:
 
 @once_per_trace
 def run_delays(trace: Trace) -> Spans:
-    """Returns intervals in which threads lacked a core; ``key`` is that time in ns."""
+    """Returns intervals in which threads lacked a core; ``key`` is the time without it in ns."""
     records = of_kind(trace.records, Kind.RUN_DELAY)
     return _spans(records, ints(records["bytes_in"]))
 
@@ -314,9 +314,7 @@ def has_one_thread(trace: Trace) -> bool:
 
 
 def own_run_delays(trace: Trace) -> Spans:
-    """Returns the intervals of ``run_delays``.
-
-    ``key`` is an upper bound on the delay caused by helper threads.
+    """Returns the intervals of ``run_delays``; ``key`` bounds the delay caused by helper threads.
 
     ``key`` is the time without a core in ns, but at most the CPU time of the helper threads. This
     is an upper bound, because helper threads may have run on another core.

@@ -285,9 +285,9 @@ def running_hosts(directory: Path) -> list[SeenHost]:
 
 
 def _named(hosts: list[SeenHost]) -> list[SeenHost]:
-    """Returns the hosts.
+    """Returns the hosts with distinct names.
 
-    A name that is not unique is followed by the first part of the host's boot id.
+    A name that several hosts share is followed by the first part of the host's boot id.
     """
     count = Counter(host.name for host in hosts)
     return [

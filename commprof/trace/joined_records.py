@@ -27,12 +27,12 @@ def _of_joined(*contents: str) -> list[tuple[int, str]]:
     return sorted(place for place in members_with(*contents) if place[0] in KINDS)
 
 
-#: Kinds and members that hold the number of an operation or of a backward pass; in some of these
-#: the number of the pass plus 1, or 0 for no pass.
+#: Kinds and members that hold the number of an operation; that of a backward pass plus 1, or 0 for
+#: no pass; and that of a backward pass in either form.
 _OPERATIONS = _of_joined("operation")
 _PASSES_PLUS_ONE = members_with("pass_plus_one")
 _PASSES = _of_joined("pass", "pass_plus_one")
-#: Added to the numbers of every rank if the numbers are too large to be kept apart.
+#: Shift of the numbers of every rank if the numbers are too large to be kept apart.
 LARGEST = 2**62
 
 
@@ -46,12 +46,12 @@ class JoinedRecords(PackedRecords):
 
     @cached_property
     def pass_shift(self) -> Ints:
-        """[rank]: added to the ids of its backward passes, so that no two ranks share an id."""
+        """[rank]: number added to the rank's ids of backward passes, so that all ids differ."""
         return self._apart(_PASSES)
 
     @cached_property
     def operation_shift(self) -> Ints:
-        """[rank]: added to the ids of the rank's operations, so that no two ranks share an id."""
+        """[rank]: number added to the rank's ids of operations, so that all ids differ."""
         return self._apart(_OPERATIONS)
 
     def _apart(self, fields: Sequence[tuple[int, str]]) -> Ints:

@@ -50,7 +50,7 @@ class Field(NamedTuple):
 
     #: Member of the record that holds it, a name of ``RECORD_DTYPE``.
     member: str
-    #: "moment", "operation", "pass", "pass_plus_one", "real" or "number"; explained there.
+    #: "moment", "operation", "pass", "pass_plus_one", "real" or "number", as that table explains.
     content: str
 
 

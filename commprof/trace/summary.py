@@ -71,7 +71,8 @@ class OperationSummary:
     bytes: int
     #: Number of operations that completed with an error.
     failed: int
-    #: Number of operations without a completion that the host should have seen.
+    #: Number of operations never seen to complete; leaves out those on devices whose completion the
+    #: host cannot see.
     unfinished: int
     #: Times from issue to completion.
     duration: Histogram

@@ -149,7 +149,7 @@ def _split(cells: Ints) -> tuple[Ints, Ints]:
     np.add.at(total, row, cells[:, 2])
     order = np.argsort(-total, kind="stable")
     rest = order[_COSTLIEST:_MOST_RANKS]
-    longest = np.lexsort([cells[:, 2], row])  # by rank, the longest wait last
+    longest = np.lexsort([cells[:, 2], row])  # by rank; its longest wait is its last row
     last = longest[np.searchsorted(row[longest], rest, side="right") - 1]
     costly = np.isin(row, order[:_COSTLIEST])
     return cells[costly], np.column_stack([cells[last, 0], ranks[rest], total[rest]])

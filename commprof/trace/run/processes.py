@@ -41,7 +41,7 @@ class Stat:
 
     #: State as one letter: R, S, D, T, t, Z, X, ...
     code: str
-    #: Start in ticks of CLOCK_BOOTTIME; distinguishes it from a later process with the same id.
+    #: Start in ticks of CLOCK_BOOTTIME: tells the process from a later one with the same id.
     start_ticks: int
     cpu_s: float
     resident_bytes: int
@@ -137,7 +137,7 @@ def text_of(path: Path | str) -> str:
 
 
 def _content(path: Path | str) -> str:
-    """Reads a whole file; a monitor reads thousands a second, so without the layers of ``open``."""
+    """Reads a whole file without the layers of ``open``: a monitor reads thousands a second."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = iter(lambda: os.read(descriptor, _READ_BYTES), b"")

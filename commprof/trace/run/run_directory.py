@@ -277,10 +277,7 @@ def _launched(endings: Endings | None, number: int) -> LaunchedAttempt | None:
 
 
 def about_file(rank: int, text: str, path: Path) -> tuple[int, str, str]:
-    """Returns three things: the rank.
-
-    ``text`` about the rank's file; and the text for such files of several ranks.
-    """
+    """Returns the rank, ``text`` about its file, and the same text about such files of any rank."""
     name = path.name.replace(f"rank_{rank}.", "rank_N.", 1)
     return rank, text, text.replace(str(path), str(path.with_name(name)))
 
