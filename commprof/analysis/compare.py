@@ -27,11 +27,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from commprof.analysis.align.matching import NO_BUCKET
-from commprof.analysis.collectives.in_flight import CallKind
+from commprof.analysis.collectives.in_flight import CallKind, StepTimesInFlight
 from commprof.analysis.detail import OF_OTHER, PARTS, WorldDetail
 from commprof.analysis.evidence import Figure
 from commprof.analysis.scaling import RunResult
-from commprof.analysis.timeline.drawn_timeline import Timeline
 from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import Floats, Interval, ratio_of_medians
 from commprof.stats.rank_tests import (
@@ -177,7 +176,7 @@ def compare_runs(
     a: tuple[RunResult, Sequence[WorldDetail]],
     b: tuple[RunResult, Sequence[WorldDetail]],
 ) -> RunComparison:
-    """Compares two runs, each as ``analyse_in_detail`` returns it."""
+    """Compares two runs, each as ``analyse_in_detail`` returns it, if only of its steps."""
     ours, theirs = ({detail.world_size: detail for detail in run[1]} for run in (a, b))
     both = sorted(ours.keys() & theirs.keys())
     worlds = [_world(ours[size], theirs[size]) for size in both]
@@ -223,8 +222,9 @@ def _world(a: WorldDetail, b: WorldDetail) -> WorldComparison:
         for name in PARTS
         if name != "step" and (name not in OF_OTHER or _has(name, a) or _has(name, b))
     ]
-    numbered = all(_knows_buckets(run.timeline) for run in (a, b))
-    before, after = _by_kind((a.timeline, b.timeline), numbered)
+    in_flight = a.in_flight, b.in_flight
+    numbered = all(bool((calls.bucket != NO_BUCKET).any()) for calls in in_flight)
+    before, after = _by_kind(in_flight, numbered)
     nothing = np.zeros(0)
     kinds = [
         _change(name, before.get(kind, nothing), after.get(kind, nothing))
@@ -305,18 +305,14 @@ def _thinned(values: Floats) -> Floats:
     return values[np.arange(kept) * len(values) // max(1, kept)]
 
 
-def _knows_buckets(timeline: Timeline) -> bool:
-    return any(bool((rank.in_flight.bucket != NO_BUCKET).any()) for rank in timeline.ranks)
-
-
-def _by_kind(runs: Sequence[Timeline], numbered: bool) -> list[dict[_Kind, Floats]]:
+def _by_kind(runs: Sequence[StepTimesInFlight], numbered: bool) -> list[dict[_Kind, Floats]]:
     """Returns the mean time in flight of each kind of call, in ms, per step with such calls.
 
     The list has an entry per run. It holds those kinds of the run that belong, in at least one of
     the runs, to the ``_MOST_KINDS`` kinds with the longest total time in flight.
 
     Args:
-        runs: timelines of the runs.
+        runs: times in flight of the runs' calls.
         numbered: True if each bucket is its own kind; all runs must record bucket indices.
     """
     found = [_InFlight.of(run, numbered) for run in runs]
@@ -329,42 +325,32 @@ def _by_kind(runs: Sequence[Timeline], numbered: bool) -> list[dict[_Kind, Float
 
 @dataclass(frozen=True)
 class _InFlight:
-    """Times in flight of one run's calls."""
+    """Times in flight of one run's calls, by kind and bucket."""
 
     #: Index of each kind of call, from 0.
     number: dict[_Kind, int]
-    #: Per call: index of its kind; the next fields are its step and its time in flight in ns.
+    #: Index of the kind of each row of ``calls``.
     kind: Ints
-    step: Ints
-    time_ns: Ints
+    calls: StepTimesInFlight
 
     @classmethod
-    def of(cls, timeline: Timeline, numbered: bool) -> _InFlight:
-        if not timeline.kinds:
-            return cls({}, *[np.zeros(0, dtype=np.int64)] * 3)
-        intervals = [rank.in_flight for rank in timeline.ranks]
-        kind, bucket, step, time_ns = (
-            np.concatenate([getattr(each, name) for each in intervals])
-            for name in ("kind", "bucket", "step", "duration_ns")
-        )
-        if not numbered:
-            bucket = np.full_like(bucket, NO_BUCKET)
-        row, first = distinct_rows(kind, bucket)
-        kinds = zip(kind[first].tolist(), bucket[first].tolist(), strict=True)
-        number = {
-            (timeline.kinds[kind], bucket): place for place, (kind, bucket) in enumerate(kinds)
-        }
-        return cls(number, row, step, time_ns)
+    def of(cls, calls: StepTimesInFlight, numbered: bool) -> _InFlight:
+        bucket = calls.bucket if numbered else np.full_like(calls.bucket, NO_BUCKET)
+        row, first = distinct_rows(calls.kind, bucket)
+        kinds = zip(calls.kind[first].tolist(), bucket[first].tolist(), strict=True)
+        number = {(calls.kinds[kind], bucket): place for place, (kind, bucket) in enumerate(kinds)}
+        return cls(number, row, calls)
 
     def longest(self) -> list[_Kind]:
-        total = np.bincount(self.kind, weights=self.time_ns, minlength=len(self.number))
+        total = np.bincount(self.kind, weights=self.calls.time_ns, minlength=len(self.number))
         kinds = list(self.number)
         return [kinds[place] for place in np.argsort(-total, kind="stable")[:_MOST_KINDS].tolist()]
 
     def per_step_ms(self, kind: _Kind) -> Floats:
         mine = self.kind == self.number[kind]
-        count = np.bincount(self.step[mine])
-        summed = np.bincount(self.step[mine], weights=self.time_ns[mine])
+        step = self.calls.step[mine]
+        count = np.bincount(step, weights=self.calls.calls[mine])
+        summed = np.bincount(step, weights=self.calls.time_ns[mine])
         return summed[count > 0] / count[count > 0] / NS_PER_MS
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from commprof.analysis.collectives.in_flight import StepTimesInFlight, step_times_in_flight
 from commprof.analysis.step.breakdown import Breakdown, Floats
 from commprof.analysis.step.measured import MeasuredSteps, MeasuredWorld, slowest_ns
 from commprof.analysis.timeline.drawn_timeline import Timeline, timeline
@@ -27,29 +28,41 @@ PARTS = (
 
 
 class Later:
-    """A timeline that is made when it is first asked for."""
+    """What is made of the ranks' records when it is first asked for."""
 
     def __init__(
-        self, make: Callable[[], Timeline], seen: Callable[[], MeasuredWorld] | None = None
+        self,
+        seen: MeasuredWorld | None,
+        timeline: Timeline | None = None,
+        in_flight: StepTimesInFlight | None = None,
     ) -> None:
-        """``make`` is called at most once; then ``make`` and ``seen`` are dropped, to free memory.
-
-        ``seen`` returns the ranks' records, for tables with a row per call of a rank.
-        """
-        self._make: Callable[[], Timeline] | None = make
+        """``seen``: the ranks' records; None if everything that is asked for is made already."""
         self._seen = seen
-        self._made: Timeline | None = None
+        self._timeline = timeline
+        self._in_flight = in_flight
 
     def seen(self) -> MeasuredWorld | None:
-        """Returns the ranks' records; None once the timeline was made."""
-        return None if self._seen is None else self._seen()
+        """Returns the ranks' records; None once the timeline was made, or they were dropped."""
+        return self._seen
 
     def timeline(self) -> Timeline:
-        """Returns the timeline."""
-        if self._made is None:
-            assert self._make is not None
-            self._made, self._make, self._seen = self._make(), None, None
-        return self._made
+        """Returns the timeline, and drops the records, to free memory."""
+        if self._timeline is None:
+            assert self._seen is not None
+            self._timeline = timeline(self._seen)
+            self.drop_records()
+        return self._timeline
+
+    def in_flight(self) -> StepTimesInFlight:
+        """Returns the times in flight of all calls, by kind, bucket and step."""
+        if self._in_flight is None:
+            assert self._seen is not None
+            self._in_flight = step_times_in_flight(self._seen)
+        return self._in_flight
+
+    def drop_records(self) -> None:
+        """Frees the records: what was not made before cannot be made any more."""
+        self._seen = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,7 @@ class WorldDetail:
     with_cores_ms: Floats
     #: ``[rank, culprit]``: mean waiting per step of each of ``ranks`` for each global rank.
     waited_for_ms: Floats
-    #: Makes :attr:`timeline`. This takes long, and not every report needs the timeline.
+    #: Makes :attr:`timeline` and :attr:`in_flight`. This takes long, and few reports need them.
     drawn: Later
     #: True if times of different ranks can be compared.
     clocks_shared: bool
@@ -84,6 +97,11 @@ class WorldDetail:
     def timeline(self) -> Timeline:
         """Steps, phases, waiting and collectives of all ranks; made when first asked for."""
         return self.drawn.timeline()
+
+    @property
+    def in_flight(self) -> StepTimesInFlight:
+        """Times in flight of the calls of all ranks; summed when first asked for."""
+        return self.drawn.in_flight()
 
     def unseen(self) -> WorldDetail:
         """Returns a copy whose communication times are NaN, see ``StepParts.unseen``."""
@@ -118,7 +136,7 @@ def world_detail(run: WorldRun, seen: MeasuredWorld) -> WorldDetail:
         slowest_ms=slowest_ns(measured) / NS_PER_MS,
         with_cores_ms=np.mean([part.with_cores_ns for part in measured], axis=0) / NS_PER_MS,
         waited_for_ms=waited / max(1, len(steps)) / NS_PER_MS,
-        drawn=Later(lambda: timeline(seen), lambda: seen),
+        drawn=Later(seen),
         clocks_shared=seen.clocks_shared,
         epoch_samples=_epoch_samples(run),
         no_core_share=_no_core_share(seen.all_steps),

@@ -43,6 +43,7 @@ def analyse_in_detail(
     directory: Path,
     read: Callable[[Path, int], WorldRun] = read_world,
     all_calls: bool = False,
+    steps_only: bool = False,
 ) -> tuple[RunResult, tuple[WorldDetail, ...]]:
     """Analyses every world size that left traces, and names those that failed.
 
@@ -51,6 +52,8 @@ def analyse_in_detail(
             ``commprof.profile()`` wrote its traces.
         read: reads one world size of the run.
         all_calls: True to hold the calls of all steps at once, also of a long run.
+        steps_only: True for a comparison of steps, see :func:`world_result`: remarks, incidents,
+            causes and collectives without steps are left out too.
 
     Returns:
         The result, and step-by-step figures of each of its ``worlds``.
@@ -91,15 +94,16 @@ def analyse_in_detail(
         if summary is not None:
             summaries.append(summary)
         calls = WatchedCalls()
-        seen = measured_world(run, calls.add, all_calls)
-        incidents.append(find_incidents(run, seen, calls))
+        seen = measured_world(run, None if steps_only else calls.add, all_calls)
+        if not steps_only:
+            incidents.append(find_incidents(run, seen, calls))
         return_free_memory()
-        world = None if seen is None else world_result(run, seen)
-        without = _stepless(run, seen)
+        world = None if seen is None else world_result(run, seen, steps_only)
+        without = None if steps_only else _stepless(run, seen)
         stepless += [without] if without is not None else []
-        nccl += _of_nccl(run, seen)
+        nccl += [] if steps_only else _of_nccl(run, seen)
         if seen is not None and world is not None and not _without_figures(world, run):
-            if not shared:  # a trial's steps have different settings
+            if not (shared or steps_only):  # a trial's steps have different settings
                 world = replace(world, named_causes=named_causes(context, world, seen))
             worlds.append(world)
             detail = world_detail(run, seen)
@@ -124,7 +128,9 @@ def analyse_in_detail(
         scaling=scaling,
         overhead=pooled,
         failures=tuple(failures),
-        remarks=(
+        remarks=()
+        if steps_only
+        else (
             *remarks(context, worlds, scaling, pooled, shared, summaries),
             *running,
             *_restarts(attempts),

@@ -76,20 +76,20 @@ class WorldResult:
         return self.parts.exposed_ms - sum(row.times.exposed_ms for row in rows)
 
 
-def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
+def world_result(run: WorldRun, seen: MeasuredWorld, steps_only: bool = False) -> WorldResult:
     """Computes the figures of one world size.
+
+    If ``steps_only``, only figures of its steps, ranks and recording are computed: collectives,
+    lateness, cross-checks and gains are left out, as if nothing were known of them.
 
     Losses and commprof's own cost come from the account that the built-in training loop writes on
     each rank (``rank_N.json``). Without this account (in a user's own loop, or if a rank was
     killed) they are NaN, and samples are counted from the batches that DataLoaders returned.
     """
-    whole, observed = seen.all_steps, observed_ranks(seen)
+    whole = seen.all_steps
     ranks = _rank_summaries(run, seen)
     timing, recording = step_timing(whole), world_recording(run, seen)
-    late = lateness(run, whole, timing.step_median_ms, recording.between_ranks_us)
     evidence = evidence_of(seen)
-    exchanged = communication(run, seen)
-    return_free_memory()
     result = WorldResult(
         world_size=run.world_size,
         ranks=ranks,
@@ -98,17 +98,33 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
         timing=timing,
         training=training_account(run, ranks, whole.measured[0].step),
         recording=recording,
-        evidence=replace(evidence, most_waited_for=late.most_waited_for()),
+        evidence=evidence,
         profiler_cost=profiler_cost(run, whole),
+        communication=Communication(call_steps=len(seen.measured[0].step)),
+        lateness=Lateness(),
+    )
+    if steps_only:
+        return _supported(result)
+    result = _supported(_with_calls(result, run, seen))
+    return replace(result, lateness=result.lateness.inside_phases(run, seen))
+
+
+def _with_calls(result: WorldResult, run: WorldRun, seen: MeasuredWorld) -> WorldResult:
+    """Returns the result with what follows from the ranks' calls."""
+    recording, observed = result.recording, observed_ranks(seen)
+    late = lateness(run, seen.all_steps, result.timing.step_median_ms, recording.between_ranks_us)
+    exchanged = communication(run, seen)
+    return_free_memory()
+    return replace(
+        result,
+        evidence=replace(result.evidence, most_waited_for=late.most_waited_for()),
         communication=exchanged,
         lateness=late,
         cross_checks=()
         if recording.foreign
         else (*cross_checks(run, observed, seen.whole is not None), *theory_checks(run, observed)),
-        gains=gains(seen, evidence),
+        gains=gains(seen, result.evidence),
     )
-    result = _supported(result)
-    return replace(result, lateness=result.lateness.inside_phases(run, seen))
 
 
 def _rank_summaries(run: WorldRun, seen: MeasuredWorld) -> tuple[RankSummary, ...]:

@@ -135,11 +135,11 @@ def _compare_runs(a: Path, b: Path, fail_above: float | None, shown_as: str) -> 
 
 def _analysed(run: Path) -> tuple[RunResult, tuple[WorldDetail, ...]]:
     """Analyses a run, and frees its records before another run is read."""
-    result, details = analyse_in_detail(run)
-    if not result.in_turns:
-        for detail in details:
-            # The comparison needs the timeline; making it frees the records.
-            detail.drawn.timeline()
+    result, details = analyse_in_detail(run, steps_only=True)
+    for detail in details:
+        if not result.in_turns:
+            detail.drawn.in_flight()  # is compared
+        detail.drawn.drop_records()
     return_free_memory()
     return result, details
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from commprof.trace import schema
 from commprof.trace.found_steps import DECLARED, step_marks
-from commprof.trace.lookup import among, look_up, repeated, row_of
+from commprof.trace.lookup import among, is_in, look_up, repeated, row_of
 from commprof.trace.packed import PackedRecords, records_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind, Records
@@ -96,6 +96,17 @@ class Steps:
     def __len__(self) -> int:
         """Number of steps."""
         return len(self.index)
+
+    def numbered(self, numbers: Ints) -> Steps:
+        """Returns the steps with some numbers, which are in ascending order."""
+        chosen = is_in(self.index, numbers)
+        return Steps(
+            self.index[chosen],
+            self.begin_ns[chosen],
+            self.end_ns[chosen],
+            self.thread[chosen],
+            self.source,
+        )
 
 
 @dataclass(frozen=True)
@@ -420,10 +431,10 @@ def buckets(trace: Trace) -> Buckets:
     Without a DDP hook, a bucket's operation id and end are those of the bucket's all-reduce.
     """
     records = of_kind(trace.records, Kind.BUCKET)
-    ends = NO_RECORDS
-    if len(records):
-        ends = of_kinds(trace.records, Kind.BUCKET_END, Kind.END)
-        ends = ends.compress(ends["flags"] & schema.FLAG_DEVICE_TIME == 0)
+    if not len(records):
+        return _no_buckets()
+    ends = of_kinds(trace.records, Kind.BUCKET_END, Kind.END)
+    ends = ends.compress(ends["flags"] & schema.FLAG_DEVICE_TIME == 0)
     return Buckets(
         op_id=ints(records["op_id"]),
         group=ints(records["group"]),
@@ -437,6 +448,12 @@ def buckets(trace: Trace) -> Buckets:
         launch_ns=ints(records["value"]),
         end_ns=look_up(ints(records["op_id"]), ints(ends["op_id"]), ints(ends["timestamp_ns"])),
     )
+
+
+@functools.cache
+def _no_buckets() -> Buckets:
+    none, signature = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint64)
+    return Buckets(none, none, none, none, signature, none, none, none, none, none, none)
 
 
 def recorded(trace: Trace, kind: schema.Kind, name: str) -> npt.NDArray[Any]:

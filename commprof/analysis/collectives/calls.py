@@ -32,8 +32,8 @@ from commprof.field_groups import FieldGroup
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints, Steps
 from commprof.trace.documents import Group
-from commprof.trace.lookup import among, is_in, joined_column, kept_once, repeated, row_containing
-from commprof.trace.ranks import joined
+from commprof.trace.lookup import among, joined_column, kept_once, repeated, row_containing
+from commprof.trace.ranks import Narrow, joined
 from commprof.trace.reader import Trace
 from commprof.trace.schema import (
     FLAG_DEVICE_ASYNC,
@@ -195,7 +195,7 @@ class CallTimes(FieldGroup):
 class Calls:
     """Calls of collectives, one row per call of a rank."""
 
-    rank: Ints
+    rank: Narrow
     op: Ints
     #: Index of the process group, common to all ranks; -1 if the group is not described.
     group: Ints
@@ -262,17 +262,14 @@ def calls_of(
     # Joined columns of all ranks are large. So each column is cut at once, and few are held at a
     # time.
     exposed, phase, stack = cut(exposed), cut(phase), cut(stack)
-    times = _Times.of(traces, tables)
+    times, issue = _Times.of(traces, tables), joined(tables, "issue_ns")
     failed = np.concatenate([table.failed for table in tables])
-    duration = cut(np.where(times.exact, times.end - times.issue, np.nan))
-    queue = cut(np.where((times.start > 0) & ~failed, times.start - times.issue, np.nan))
+    duration = cut(np.where(times.exact, times.end - issue, np.nan))
+    queue = cut(np.where((times.start > 0) & ~failed, times.start - issue, np.nan))
     failed = cut(failed)
+    del issue
     if clocks_shared:
-        awaited = last_awaited(matching, traces, tables, times.start)
-        awaited_ns = matching.times_at(times.start, awaited)
-        del awaited
-        wait, transfer, common_transfer = _apart(matching, times, awaited_ns, chosen)
-        del awaited_ns
+        wait, transfer, common_transfer = _apart(matching, traces, tables, times, chosen)
     else:
         wait, transfer, common_transfer = np.full((3, count), np.nan)
     del times
@@ -304,7 +301,6 @@ class _Times:
     ``exact`` is True if the end was recorded exactly; it is False for a failed call.
     """
 
-    issue: Ints
     start: Ints
     end: Ints
     exact: npt.NDArray[np.bool_]
@@ -313,7 +309,6 @@ class _Times:
     @classmethod
     def of(cls, traces: Sequence[Trace], tables: Sequence[Collectives]) -> _Times:
         return cls(
-            joined(tables, "issue_ns"),
             np.concatenate(
                 [start_times(trace, table) for trace, table in zip(traces, tables, strict=True)]
             ),
@@ -324,19 +319,25 @@ class _Times:
 
 
 def _apart(
-    matching: Matching, times: _Times, awaited_ns: Ints, chosen: npt.NDArray[np.bool_]
+    matching: Matching,
+    traces: Sequence[Trace],
+    tables: Sequence[Collectives],
+    times: _Times,
+    chosen: npt.NDArray[np.bool_],
 ) -> tuple[Floats, Floats, Floats]:
     """Returns wait, transfer and transfer of all ranks of the chosen rows, in ns; NaN if unknown.
 
     The wait lasts from the row's start until the last awaited rank starts. The transfer lasts from
     this last start until the row's end. The transfer of all ranks lasts from the last start on any
     rank to the last end on any rank; a point-to-point message ends when its receive ends.
-    ``awaited_ns`` is the time of the rows of :func:`last_awaited` with ``times.start`` as
-    ``times_ns``.
     """
+    awaited = last_awaited(matching, traces, tables, times.start)
+    awaited_ns = matching.times_at(times.start, awaited)
+    del awaited
     all_started = matching.every(times.start > 0)
     running = np.where(times.exact, times.end - times.start, np.nan).astype(np.float64, copy=False)
     wait = np.clip(awaited_ns - times.start, 0.0, running)
+    del awaited_ns
     wait[~all_started] = np.nan
     transfer = np.subtract(running, wait, out=running)[chosen]
     del running
@@ -391,9 +392,9 @@ def _measured(steps: Steps, measured: Ints | None, time_ns: Ints) -> npt.NDArray
 
 def step_at(steps: Steps, measured: Ints, time_ns: Ints) -> Ints:
     """Returns the number of the measured step that contains each time; -1 outside of all."""
-    chosen = is_in(steps.index, measured)
-    row = row_containing(steps.begin_ns[chosen], steps.end_ns[chosen], time_ns)
-    return np.append(steps.index[chosen], -1)[row]  # outside of all steps, row -1 selects -1
+    chosen = steps.numbered(measured)
+    row = row_containing(chosen.begin_ns, chosen.end_ns, time_ns)
+    return np.append(chosen.index, -1)[row]  # outside of all steps, row -1 selects -1
 
 
 def _phase_at(trace: Trace, thread: int, time_ns: Ints) -> Ints:

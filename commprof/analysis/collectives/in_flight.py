@@ -29,8 +29,8 @@ from commprof.analysis.step.breakdown import in_flight_ns
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
-from commprof.trace.lookup import distinct_rows, is_in, rows_of
-from commprof.trace.ranks import joined
+from commprof.trace.lookup import distinct_rows, is_in, joined_column, kept_once, rows_of
+from commprof.trace.ranks import firsts, joined, ranks_of, rows_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, op_name
 from commprof.units import ns_to_ms
@@ -108,6 +108,45 @@ class InFlightIntervals:
         return total
 
 
+@dataclass(frozen=True)
+class StepTimesInFlight:
+    """Times in flight of the calls of all ranks, summed by kind, bucket and measured step."""
+
+    #: Properties of each kind, in ascending order of operation, group, data type and size.
+    kinds: tuple[CallKind, ...]
+    #: Index into ``kinds``; rows are in ascending order of kind, bucket and step.
+    kind: Ints
+    #: Index of DDP's gradient bucket; ``NO_BUCKET`` if there is none, or it is unknown.
+    bucket: Ints
+    #: Index of the step among the measured steps.
+    step: Ints
+    #: Number of calls with a recorded end, and the sum of their times from issue to completion.
+    calls: Ints
+    time_ns: Floats
+
+
+def step_times_in_flight(seen: MeasuredWorld) -> StepTimesInFlight:
+    """Sums the times in flight of the calls that were issued in the measured steps."""
+    tables, measured = seen.tables, seen.measured[0].step
+    kind, kinds = _kinds(seen)
+    issue_ns, end_ns = joined(tables, "issue_ns"), joined(tables, "end_ns")
+    of_ranks = [columns.steps(trace).numbered(measured) for trace in seen.traces]
+    first_step = firsts(list(map(len, of_ranks)))
+    begins_ns, ends_ns = (joined(of_ranks, name) for name in ("begin_ns", "end_ns"))
+    first_call = firsts(seen.matching.lengths)
+    within = rows_containing(begins_ns, ends_ns, first_step, issue_ns, first_call)
+    bucket = joined_column(map(bucket_numbers, seen.recorded, tables))
+    used = np.flatnonzero((within >= 0) & (end_ns >= issue_ns))
+    step = within[used] - first_step[ranks_of(first_call)[used]]
+    kind, bucket = kind[used], bucket[used]
+    cell, first = distinct_rows(kind, bucket, step)
+    time_ns = np.bincount(cell, weights=(end_ns - issue_ns)[used], minlength=len(first))
+    return StepTimesInFlight(
+        *(kinds, kind[first], bucket[first], step[first], np.bincount(cell, minlength=len(first))),
+        time_ns.astype(np.float64),
+    )
+
+
 def in_flight_intervals(
     seen: MeasuredWorld,
 ) -> tuple[list[InFlightIntervals], tuple[CallKind, ...]]:
@@ -115,23 +154,8 @@ def in_flight_intervals(
 
     Collectives without a recorded end are left out. ``step`` is 0 in all rows; the caller sets it.
     """
-    matching, tables, traces = seen.matching, seen.tables, seen.traces
-    size = np.concatenate([_sizes(*each) for each in zip(traces, tables, strict=True)])
-    op, dtype = joined(tables, "op"), joined(tables, "dtype")
-    keys = (op, matching.group, dtype, size)
-    kind, first = distinct_rows(*keys)
-    dtypes = traces[0].metadata["dtypes"]
-    kinds = tuple(
-        CallKind(
-            op=OPS[code] if code < len(OPS) else "",
-            group=matching.groups[group].name if group >= 0 else "",
-            dtype=dtypes[type_code] if type_code < len(dtypes) and bytes_ else "",
-            size_bytes=bytes_,
-        )
-        for code, group, type_code, bytes_ in zip(
-            *(key[first].tolist() for key in keys), strict=True
-        )
-    )
+    matching, tables = seen.matching, seen.tables
+    kind, kinds = _kinds(seen)
     issue = joined(tables, "issue_ns")
     split = matching.split
     parts = [split(part) for part in _flight_parts(seen, matching, issue)]
@@ -143,6 +167,29 @@ def in_flight_intervals(
         for each in zip(no_step, kind_of, member, bucket, issued, *parts, strict=True)
     ]
     return [rows_of(each, each.transfer_ns >= 0) for each in found], kinds
+
+
+def _kinds(seen: MeasuredWorld) -> tuple[Ints, tuple[CallKind, ...]]:
+    """Returns the kind of each call of all ranks, as an index into the kinds, and the kinds."""
+    matching, tables, traces = seen.matching, seen.tables, seen.traces
+    sizes = joined_column(map(group_sizes, traces, tables))
+    op, dtype, bytes_in, bytes_out = (
+        joined(tables, name) for name in ("op", "dtype", "bytes_in", "bytes_out")
+    )
+    keys = (op, matching.group, dtype, kept_once(sizes_bytes(op, bytes_in, bytes_out, sizes)))
+    kind, first = distinct_rows(*keys)
+    dtypes = traces[0].metadata["dtypes"]
+    return kind, tuple(
+        CallKind(
+            op=OPS[code] if code < len(OPS) else "",
+            group=matching.groups[group].name if group >= 0 else "",
+            dtype=dtypes[type_code] if type_code < len(dtypes) and bytes_ else "",
+            size_bytes=bytes_,
+        )
+        for code, group, type_code, bytes_ in zip(
+            *(key[first].tolist() for key in keys), strict=True
+        )
+    )
 
 
 def _flight_parts(seen: MeasuredWorld, matching: Matching, issue: Ints) -> tuple[Ints, ...]:
@@ -172,7 +219,3 @@ def _flight_parts(seen: MeasuredWorld, matching: Matching, issue: Ints) -> tuple
         np.where(known, there - here, 0),
         np.where(known, end - there, in_flight),
     )
-
-
-def _sizes(trace: Trace, table: Collectives) -> Ints:
-    return sizes_bytes(table.op, table.bytes_in, table.bytes_out, group_sizes(trace, table))

@@ -16,7 +16,7 @@ from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace import columns
 from commprof.trace.columns import Ints, Steps
-from commprof.trace.lookup import is_in, row_containing, rows_of
+from commprof.trace.lookup import row_containing, rows_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES
 
@@ -121,7 +121,7 @@ def timeline(seen: MeasuredWorld) -> Timeline:
     intervals, kinds = in_flight_intervals(seen)
     ranks = []
     for rank, trace, of_rank in zip(seen.ranks, seen.traces, intervals, strict=True):
-        steps = _measured_steps(trace, seen.measured[0].step)
+        steps = columns.steps(trace).numbered(seen.measured[0].step)
         ranks.append(
             RankTimeline(
                 rank=rank,
@@ -137,14 +137,6 @@ def timeline(seen: MeasuredWorld) -> Timeline:
         kinds=kinds,
         ranks=tuple(ranks),
         clocks_shared=seen.clocks_shared,
-    )
-
-
-def _measured_steps(trace: Trace, measured: Ints) -> Steps:
-    steps = columns.steps(trace)
-    chosen = is_in(steps.index, measured)
-    return Steps(
-        steps.index[chosen], steps.begin_ns[chosen], steps.end_ns[chosen], steps.thread[chosen]
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from commprof.analysis import detail as step_detail
 from commprof.analysis.collectives.compression import CompressionRow
+from commprof.analysis.collectives.in_flight import StepTimesInFlight
 from commprof.analysis.collectives.kinds import CollectiveRow, Spread
 from commprof.analysis.collectives.mismatches import Issued, Mismatch
 from commprof.analysis.detail import Later, WorldDetail
@@ -402,7 +403,11 @@ def detail(world_size: int = 2, steps: int = 20, **parts: object) -> WorldDetail
         slowest_ms=values["step"],
         with_cores_ms=values["step"] if with_cores is None else np.asarray(with_cores, float),
         waited_for_ms=np.zeros((world_size, world_size)),
-        drawn=Later(lambda: Timeline(np.arange(steps), steps, (), (), clocks_shared=True)),
+        drawn=Later(
+            None,
+            Timeline(np.arange(steps), steps, (), (), clocks_shared=True),
+            StepTimesInFlight((), *[np.zeros(0, dtype=np.int64)] * 4, np.zeros(0)),
+        ),
         clocks_shared=True,
         epoch_samples=epoch_samples,
         no_core_share=no_core_share,
