@@ -172,20 +172,17 @@ def checked(value: object, shape: Shape, where: str = "") -> Any:
     Raises:
         ValueError: a key is missing or a value is wrong; the message gives its dotted name.
     """
-    # A short cut: nearly all values in metadata and summaries are strings, lists or whole numbers.
-    if (shape is str or shape is list) and type(value) is shape:
-        return value
-    if shape is int and type(value) is int and 0 <= value < 2**63:
+    if _is_plain(value, shape):
         return value
     if isinstance(shape, dict):
         given: Mapping[str, Any] = _of_type(value, dict, where)
-        return {**given, **dict(_members(given, shape, where))}
+        return {**given, **_members(given, shape, where)}
     if isinstance(shape, type) and dataclasses.is_dataclass(shape):
         given = _of_type(value, dict, where)
         fields = _fields(shape)
         wanted = {name: fields[name][0] for name in fields if name in given or fields[name][1]}
         null = dict.fromkeys(wanted)
-        return shape(**null | dict(_members(given, wanted, where)))
+        return shape(**null | _members(given, wanted, where))
     if shape is Any:
         return value
     if shape is float and value is None:
@@ -217,13 +214,24 @@ def _fields(kind: Any) -> dict[str, tuple[Shape, bool]]:
     }
 
 
-def _members(value: Mapping[str, Any], shape: dict[str, Shape], where: str) -> Iterator[Any]:
+def _is_plain(value: object, shape: Shape) -> bool:
+    """True if a value is certainly of its shape, as nearly all in metadata and summaries are."""
+    if shape is str or shape is list:
+        return type(value) is shape
+    return shape is int and type(value) is int and 0 <= value < 2**63
+
+
+def _members(value: Mapping[str, Any], shape: dict[str, Shape], where: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for key, inner in shape.items():
-        name = f"{where}.{key}" if where else key
         if key in value:
-            yield key, checked(value[key], inner, name)
+            item = value[key]
+            if not _is_plain(item, inner):
+                item = checked(item, inner, f"{where}.{key}" if where else key)
+            found[key] = item
         elif not _may_be_null(inner):
-            raise ValueError(f"{name} is missing")
+            raise ValueError(f"{where}.{key} is missing" if where else f"{key} is missing")
+    return found
 
 
 def _items(value: object, shape: Any, where: str) -> Any:

@@ -18,9 +18,9 @@ from typing import Any, cast
 import numpy as np
 
 from commprof.errors import TraceError
-from commprof.files import open_regular, read_bytes
+from commprof.files import open_regular
 from commprof.trace import documents, schema
-from commprof.trace.blocks import Block, BlockStream, pack_block, read_blocks
+from commprof.trace.blocks import Block, BlockStream, pack_block
 from commprof.trace.device_activity import DeviceActivity
 from commprof.trace.documents import Communicator, Group
 from commprof.trace.packed import (
@@ -42,8 +42,6 @@ from commprof.trace.summary import Summary, read_newest
 TORCH_PROFILER = "torch.profiler"
 #: The same for a trace that NCCL's plugin wrote (``csrc/nccl_plugin``).
 NCCL_PLUGIN = "nccl"
-#: The first block of a file lies mostly within these bytes, unless `profile()` got much metadata.
-_METADATA_MOSTLY_WITHIN_BYTES = (32 << 10, 4 << 20)
 
 
 @dataclass(frozen=True)
@@ -236,14 +234,17 @@ def first_metadata(path: Path) -> dict[str, Any]:
 
     Callers share the result and must not change it.
     """
-    status = path.stat()
-    return _first_metadata(path, os.path.abspath(path), status.st_mtime_ns, status.st_size)
+    status = os.stat(path)
+    file = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+    return _first_metadata(os.fspath(path), *file)
 
 
 @functools.lru_cache(maxsize=4096)
-def _first_metadata(path: Path, _place: str, _stamp: int, _size: int) -> dict[str, Any]:
+def _first_metadata(
+    path: str, _device: int, _inode: int, _stamp: int, _size: int
+) -> dict[str, Any]:
     """Parameters other than ``path`` are only keys of the cache."""
-    return read_first_metadata(path)
+    return read_first_metadata(Path(path))
 
 
 def read_first_metadata(path: Path) -> dict[str, Any]:
@@ -253,14 +254,8 @@ def read_first_metadata(path: Path) -> dict[str, Any]:
         TraceError: the file is not a trace, or its metadata cannot be used.
         OSError: the file cannot be opened.
     """
-    for most_bytes in (*_METADATA_MOSTLY_WITHIN_BYTES, None):
-        if most_bytes is None:
-            data = read_bytes(path)
-        else:
-            with open_regular(path) as file:
-                data = file.read(most_bytes)
-        found = read_blocks(path, data)
-        for block in found.blocks:
+    with open_regular(path) as file:
+        for block in BlockStream(path, file):
             if block.type == BlockType.METADATA:
                 try:
                     return documents.read_metadata(block.payload)

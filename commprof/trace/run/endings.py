@@ -40,6 +40,11 @@ def _rank_and_attempt(name: str) -> tuple[int, int] | None:
     return (int(named[1]), int(named[2] or 0)) if named else None
 
 
+def holds_traces(directory: Path) -> bool:
+    """True if a directory holds at least one trace."""
+    return any(_rank_and_attempt(name) for name in _names_in(directory))
+
+
 def attempt_paths(directory: Path) -> dict[int, dict[int, Path]]:
     """Lists a directory's traces by attempt and by rank, both in order."""
     paths: dict[int, dict[int, Path]] = {}

@@ -24,7 +24,7 @@ from commprof.trace import columns
 from commprof.trace.documents import Group
 from commprof.trace.lookup import row_containing
 from commprof.trace.reader import Trace, read_trace
-from commprof.trace.run.endings import attempt_paths, rank_problems
+from commprof.trace.run.endings import attempt_paths, holds_traces, rank_problems
 from commprof.trace.schema import Kind
 from commprof.units import ns_to_s
 
@@ -79,15 +79,16 @@ def replicas_of(run: Path) -> Replicas | None:
     Raises:
         OSError: a directory cannot be read.
     """
-    directories = [run, *sorted(run.glob("job_*"), key=lambda job: (len(job.name), job.name))]
+    jobs = sorted(run.glob("job_*"), key=lambda job: (len(job.name), job.name))
+    directories = list(filter(holds_traces, [run, *jobs]))
+    if len(directories) < 2:
+        return None
     found = [
         (path, attempt)
         for place in directories
         for attempt, paths in attempt_paths(place).items()
         for path in paths.values()
     ]
-    if len({path.parent for path, _ in found}) < 2:
-        return None
     stamps = [(stat.st_mtime_ns, stat.st_size) for stat in (os.stat(path) for path, _ in found)]
     return _read_once(os.path.abspath(run), tuple(found), tuple(stamps))
 

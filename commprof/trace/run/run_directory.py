@@ -22,6 +22,7 @@ from commprof.trace.run.endings import (
     Endings,
     LaunchedAttempt,
     attempt_paths,
+    holds_traces,
     last_attempt,
     launcher_problem,
     rank_problems,
@@ -210,7 +211,7 @@ def other_recording(path: Path) -> Recording | None:
     """Reads another profiler's recording at ``path``; None for commprof's own."""
     try:
         is_own = path.is_dir() and (
-            (path / RUN_FILE).exists() or last_attempt(path) or other_jobs(path)
+            (path / RUN_FILE).exists() or holds_traces(path) or other_jobs(path)
         )
         stamp = path.stat().st_mtime_ns
     except OSError:
