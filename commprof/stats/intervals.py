@@ -37,6 +37,8 @@ def robust_deviation(
 Floats = npt.NDArray[np.float64]
 
 _RESAMPLES = 2000
+#: Number of parts in which bootstrap samples are averaged: a part fits into a processor's cache.
+_PARTS = 40
 #: Number of resamples of the rounds of a trial; rounds are few.
 _ROUND_RESAMPLES = 10_000
 _ROUND_SEED = 20261101
@@ -207,7 +209,9 @@ def resampled_means(values: Floats, seed: int = _SEED) -> Floats:
         values = (np.add.reduceat(values, first, axis=0).T / lengths).T
     random = np.random.default_rng(seed)
     rows = random.integers(0, len(values), size=(_RESAMPLES, len(values)))
-    return np.asarray(values[rows].mean(axis=1), dtype=np.float64)
+    # Of all samples at once, the drawn values would need 40 MB for five columns.
+    parts = [values[some].mean(axis=1) for some in np.array_split(rows, _PARTS)]
+    return np.concatenate(parts).astype(np.float64, copy=False)
 
 
 @lru_cache(maxsize=8)

@@ -11,6 +11,7 @@ from commprof.analysis.align.matching import Matching, last_awaited, matched
 from commprof.trace import columns
 from commprof.trace.columns import MOMENT, Buckets, Collectives, Finalizations, Ints
 from commprof.trace.lookup import distinct_rows
+from commprof.trace.ranks import Narrow
 from commprof.trace.reader import Trace
 
 
@@ -33,7 +34,7 @@ class BucketArrivals:
     end_ns: Ints = field(default_factory=_none, metadata=MOMENT)
     #: Time at which the last rank's gradients were ready; see ``Arrivals``.
     last_arrival_ns: Ints = field(default_factory=_none, metadata=MOMENT)
-    late_rank: Ints = field(default_factory=_none)
+    late_rank: Narrow = field(default_factory=_none)
     #: Index of the bucket's exchange, the same on all ranks, and larger than any index in
     #: ``Arrivals.collective``; -1 if not all ranks of the group recorded the bucket.
     number: Ints = field(default_factory=_none)
@@ -53,7 +54,7 @@ class Arrivals:
     #: Issue time of the rank that arrived last; 0 if not all ranks of the group were recorded.
     last_arrival_ns: Ints = field(metadata=MOMENT)
     #: Global rank that arrived last; -1 if unknown.
-    late_rank: Ints
+    late_rank: Narrow
     #: Index of the collective, the same on all ranks; -1 if not all ranks were recorded.
     collective: Ints
     #: Buckets of the same rank.
@@ -108,7 +109,7 @@ def bucket_arrivals(traces: Sequence[Trace], first_number: int) -> list[BucketAr
     found = [_bucket_keys(*of_rank, names) for of_rank in zip(traces, tables, strict=True)]
     lengths = tuple(map(len, tables))
     keys, expected = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    rank = np.repeat([trace.rank for trace in traces], lengths).astype(np.int64)
+    rank = np.repeat(np.array([trace.rank for trace in traces], dtype=np.int32), lengths)
     matching = matched([*keys.T], expected, rank, lengths, ())
     ready_ns = np.concatenate([table.ready_ns for table in tables])
     last_ns, late = (matching.split(part) for part in matching.latest(ready_ns))

@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Buckets, Collectives, Ints
 from commprof.trace.documents import Group
 from commprof.trace.lookup import among, distinct_rows, joined_column, kept_once, look_up, one_value
+from commprof.trace.ranks import Narrow
 from commprof.trace.reader import Trace
 from commprof.trace.schema import AWAITS, NO_SEQ, OPS, POINT_TO_POINT, SOME_WAIT, Kind
 
@@ -55,7 +57,7 @@ class Matching:
     #: Per row: index of the process group, common to all ranks; -1 if the group is not described.
     group: Ints
     #: Per row: global rank.
-    rank: Ints
+    rank: Narrow
     #: Number of rows of each rank.
     lengths: tuple[int, ...]
     #: Process groups in the order of their common index, each as its first rank describes it.
@@ -67,7 +69,7 @@ class Matching:
         result: npt.NDArray[np.bool_] = (self.complete & ~failed)[self.member]
         return result
 
-    def split(self, values: Ints) -> list[Ints]:
+    def split(self, values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         """Splits a column over all ranks into one column per rank."""
         return np.split(values, np.cumsum(self.lengths)[:-1])
 
@@ -77,14 +79,14 @@ class Matching:
             return self.member
         return np.where(self.complete[self.member], self.member, -1)
 
-    def latest(self, times_ns: Ints) -> tuple[Ints, Ints]:
+    def latest(self, times_ns: Ints) -> tuple[Ints, Narrow]:
         """Per row: the largest of the times in its collective, and the rank that has this time.
 
         The time is 0 and the rank -1 if the collective is not complete.
         """
         return self.at(times_ns, self.last_row(times_ns))
 
-    def at(self, times_ns: Ints, row: Ints) -> tuple[Ints, Ints]:
+    def at(self, times_ns: Ints, row: Ints) -> tuple[Ints, Narrow]:
         """Looks up time and rank of the given rows; row -1 gives 0 and -1."""
         if len(row) == 0:
             return row, row
@@ -127,7 +129,7 @@ def match(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Matching:
     *keys, expected = (joined_column(column) for column in zip(*parts, strict=True))
     del parts
     lengths = tuple(len(table) for table in tables)
-    rank = np.repeat([trace.rank for trace in traces], lengths).astype(np.int64)
+    rank = np.repeat(np.array([trace.rank for trace in traces], dtype=np.int32), lengths)
     described = tuple(group for _, group in groups.values())
     return matched(keys, expected, rank, lengths, described)
 
@@ -135,7 +137,7 @@ def match(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Matching:
 def matched(
     keys: Sequence[Ints],
     expected: Ints,
-    rank: Ints,
+    rank: Narrow,
     lengths: tuple[int, ...],
     groups: tuple[Group, ...],
 ) -> Matching:

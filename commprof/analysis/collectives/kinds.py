@@ -21,6 +21,7 @@ from commprof.trace.columns import Collectives, Ints
 from commprof.trace.documents import Group, group_label
 from commprof.trace.lookup import distinct_rows, rows_of
 from commprof.trace.operations import REDUCING, codes_of, family
+from commprof.trace.ranks import Narrow
 from commprof.trace.reader import TORCH_PROFILER, Trace
 from commprof.trace.schema import PHASES, REDUCE_OPS, op_name
 from commprof.units import ns_to_ms
@@ -282,7 +283,7 @@ def _named(names: Sequence[str], code: int) -> str:
 
 
 def _counted(
-    columns: tuple[Ints, ...], name: Callable[..., str | None]
+    columns: tuple[Narrow, ...], name: Callable[..., str | None]
 ) -> tuple[tuple[str, int], ...]:
     """Counts calls by the names that ``name`` gives to their values; most frequent name first."""
     number, first = distinct_rows(*columns)

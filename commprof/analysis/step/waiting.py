@@ -25,6 +25,7 @@ from commprof.analysis.align.arrivals import Arrivals, BucketArrivals
 from commprof.analysis.step.exposure import Exposures
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import among
+from commprof.trace.ranks import Narrow
 from commprof.trace.schema import POINT_TO_POINT
 
 #: A figure or sentence may rely on the split into waiting and transfer only if at most this
@@ -100,7 +101,7 @@ class _Exchanged(NamedTuple):
     graph_task: Ints
     end_ns: Ints
     last_arrival_ns: Ints
-    late_rank: Ints
+    late_rank: Narrow
     number: Ints
 
 
