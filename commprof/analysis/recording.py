@@ -61,7 +61,7 @@ def world_recording(run: WorldRun, seen: MeasuredWorld) -> WorldRecording:
     """Returns the state of the recordings of one world size."""
     whole = seen.all_steps
     return WorldRecording(
-        missing_ranks=tuple(rank for rank in range(run.world_size) if rank not in seen.ranks),
+        missing_ranks=tuple(sorted(set(range(run.world_size)).difference(seen.ranks))),
         dropped_records=sum(trace.dropped for trace in run.traces.values()),
         device_collectives=sum(_on_device(trace) for trace in run.traces.values()),
         clocks_shared=seen.clocks_shared,

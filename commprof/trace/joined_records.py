@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commprof.trace.packed import PackedRecords, columns_of, converted
+from commprof.trace.packed import JoinedKind, PackedRecords, converted
+from commprof.trace.ranks import firsts
 from commprof.trace.schema import MOMENTS, Kind, members_with
 
 Ints = npt.NDArray[np.int64]
@@ -60,9 +61,17 @@ class JoinedRecords(PackedRecords):
         last = len(self.of_ranks) - 1
         return np.arange(last + 1) * most if last * most < LARGEST else np.full(last + 1, LARGEST)
 
-    def counts(self, kind: int) -> list[int]:
+    #: Where the records of each kind are stored; found when a kind is first read.
+    _joined: dict[int, JoinedKind] = field(default_factory=dict, repr=False, compare=False)
+
+    def _of_kind(self, kind: int) -> JoinedKind:
+        if kind not in self._joined:
+            self._joined[kind] = JoinedKind(self.of_ranks, kind)
+        return self._joined[kind]
+
+    def counts(self, kind: int) -> Ints:
         """Returns for each rank the number of records of a kind."""
-        return [records.count(kind) for records in self.of_ranks]
+        return self._of_kind(kind).counts
 
     def __len__(self) -> int:
         """Number of records."""
@@ -75,7 +84,7 @@ class JoinedRecords(PackedRecords):
 
     def count(self, kind: int) -> int:
         """Returns the number of records of a kind."""
-        return sum(self.counts(kind))
+        return int(self.counts(kind).sum())
 
     def column(self, kind: int, field: str) -> npt.NDArray[Any]:
         """Returns a field of the records of one kind."""
@@ -97,16 +106,24 @@ class JoinedRecords(PackedRecords):
 
         The times of each rank are converted by its own records' rule.
         """
-        values = columns_of(self.of_ranks, kind, field)
+        values = self._of_kind(kind).column(field)
         if field != "timestamp_ns" and (kind, field) not in MOMENTS:
             return values
-        done = 0
-        for to_common, some in itertools.groupby(self.of_ranks, lambda rank: rank.to_common):
-            begin, done = done, done + sum(rank.count(kind) for rank in some)
-            if to_common is not None and done > begin:
-                part = values[begin:done]
-                values[begin:done] = converted(to_common, kind, field, part)
+        first = firsts(self.counts(kind))
+        for to_common, begin, end in self._clocks:
+            rows = slice(first[begin], first[end])
+            if to_common is not None and first[end] > first[begin]:
+                values[rows] = converted(to_common, kind, field, values[rows])
         return values
+
+    @cached_property
+    def _clocks(self) -> list[tuple[Callable[[Ints], Ints] | None, int, int]]:
+        """First rank and end of each row of ranks whose times are converted by the same rule."""
+        found, done = [], 0
+        for to_common, some in itertools.groupby(self.of_ranks, lambda rank: rank.to_common):
+            begin, done = done, done + len(list(some))
+            found.append((to_common, begin, done))
+        return found
 
     def _moved(self, kind: int, column: npt.NDArray[Any], by: Ints) -> npt.NDArray[Any]:
         return column + np.repeat(by, self.counts(kind)).astype(column.dtype)

@@ -280,26 +280,56 @@ def converted(to_common: Callable[[Ints], Ints], kind: int, field: str, column: 
     return column
 
 
-def columns_of(records: Sequence[PackedRecords], kind: int, field: str) -> Column:
+class JoinedKind:
+    """The records of one kind of several traces, in the order of the traces."""
+
+    def __init__(self, records: Sequence[PackedRecords], kind: int) -> None:
+        """Finds where each field is stored; the fields are unpacked when they are read."""
+        self._kind = kind
+        chunks = [[c for c in of_trace._chunks if kind in c.stored] for of_trace in records]
+        self._chunks = list(itertools.chain.from_iterable(chunks))
+        self._rows = np.array([c.stored[kind][0] for c in self._chunks], dtype=np.uint64)
+        #: ``[chunk, field, 3]``, see ``_Stored``.
+        self._stored = np.zeros((len(self._chunks), len(_FIELDS), 3), dtype=np.uint64)
+        for place, chunk in enumerate(self._chunks):
+            self._stored[place] = chunk.stored[kind][1]
+        self._in_file = any(isinstance(chunk.data, InFile) for chunk in self._chunks)
+        first = np.cumsum([0, *map(len, chunks)])
+        #: Number of records of each trace.
+        self.counts: Ints = np.diff(np.cumsum([0, *self._rows.tolist()])[first])
+
+    def column(self, field: str) -> Column:
+        """Returns a field as it was recorded."""
+        unpack = _unpacking()
+        if unpack is None or field == "kind":
+            none = np.empty(0, dtype=_DTYPES[field])
+            return np.concatenate([none, *(c.column(self._kind, field) for c in self._chunks)])
+        stored = np.column_stack((self._rows, self._stored[:, _PLACE[field]]))
+        data = [chunk.data for chunk in self._chunks]
+        if self._in_file:
+            data = list(itertools.starmap(_part_of, zip(data, stored.tolist(), strict=True)))
+            stored[:, 3] = 0
+        return unpack(data, stored).astype(_DTYPES[field], copy=False)
+
+
+def _part_of(data: Bytes | InFile, stored: Sequence[int]) -> Bytes:
+    """Returns the bytes of a column; ``stored``: its number of rows, base, width and offset."""
+    rows, _, width, begin = stored
+    return data[begin : begin + rows * _BYTES[width]]
+
+
+def columns_of(records: Sequence[Records | PackedRecords], kind: int, field: str) -> Column:
     """Returns a field of the records of one kind, as recorded, of several traces in their order."""
-    unpack = _unpacking()
-    if unpack is None or field == "kind":
-        own_clock = [replace(of_trace, to_common=None) for of_trace in records]
-        return np.concatenate([of_trace.column(kind, field) for of_trace in own_clock])
-    place, data = _PLACE[field], list[Bytes]()
-    stored = np.zeros((sum(map(len, (r._chunks for r in records))), 4), dtype=np.uint64)
-    for chunk in itertools.chain.from_iterable(of_trace._chunks for of_trace in records):
-        if kind not in chunk.stored:
-            continue
-        count, fields = chunk.stored[kind]
-        row, all_bytes = stored[len(data)], chunk.data
-        row[0], row[1:] = count, fields[place]
-        if isinstance(all_bytes, InFile):
-            _, width, begin = fields[place].tolist()
-            all_bytes = all_bytes[begin : begin + count * _BYTES[width]]
-            row[3] = 0
-        data.append(all_bytes)
-    return unpack(data, stored[: len(data)]).astype(_DTYPES[field], copy=False)
+    of_packed = [of_trace for of_trace in records if isinstance(of_trace, PackedRecords)]
+    if len(of_packed) == len(records):
+        return JoinedKind(of_packed, kind).column(field)
+    parts = [
+        replace(each, to_common=None).column(kind, field)
+        if isinstance(each, PackedRecords)
+        else records_of(each, kind)[field]
+        for each in records
+    ]
+    return np.concatenate([np.empty(0, dtype=_DTYPES[field]), *parts])
 
 
 class KindRecords:

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.arrivals import clocks_are_shared
-from commprof.trace.columns import Ints, ints, of_kind
-from commprof.trace.packed import packed
+from commprof.trace.columns import Ints
+from commprof.trace.packed import columns_of, packed
 from commprof.trace.reader import Trace
 from commprof.trace.schema import MOST_DRIFT, UNSEEN_WANDER, Kind, Records
 from commprof.units import ns_to_us
@@ -210,10 +210,15 @@ def clock_error_us(clocks: Sequence[ClockMap] | None, traces: Sequence[Trace]) -
     """
     if clocks is None:
         return math.nan
-    worst_ns = [
-        clock.error(_issued_ns(trace)).max(initial=0.0)
-        for clock, trace in zip(clocks, traces, strict=True)
-    ]
+    of_clocks: dict[int, list[int]] = {}
+    for place, clock in enumerate(clocks):
+        of_clocks.setdefault(id(clock), []).append(place)
+    worst_ns = [0.0]
+    for places in of_clocks.values():
+        clock, of_ranks = clocks[places[0]], [traces[place].records for place in places]
+        if not clock.is_same_clock:
+            issued_ns = columns_of(of_ranks, Kind.ISSUE, "timestamp_ns").astype(np.int64)
+            worst_ns.append(clock.error(issued_ns).max(initial=0.0))
     return ns_to_us(float(max(worst_ns)))
 
 
@@ -222,17 +227,13 @@ def comparisons(traces: Sequence[Trace]) -> ClockMap | None:
 
     Uses all comparisons with rank 0's clock in ``traces``; None if there are no comparisons.
     """
-    records = np.concatenate([of_kind(trace.records, Kind.CLOCK) for trace in traces])
-    if len(records) == 0:
-        return None
-    # The offset is signed; the record holds its two's complement.
-    offset = records["value"].astype(np.uint64).view(np.int64)
-    at, error = (records[name].astype(np.int64) for name in ("timestamp_ns", "bytes_in"))
-    return fit(at, offset, error)
-
-
-def _issued_ns(trace: Trace) -> Ints:
-    return ints(of_kind(trace.records, Kind.ISSUE)["timestamp_ns"])
+    of_ranks = [trace.records for trace in traces]
+    # A signed offset is recorded as its two's complement.
+    at, offset, error = (
+        columns_of(of_ranks, Kind.CLOCK, name).astype(np.uint64).view(np.int64)
+        for name in ("timestamp_ns", "value", "bytes_in")
+    )
+    return fit(at, offset, error) if len(at) else None
 
 
 def _clock(trace: Trace) -> _Clock:

@@ -239,6 +239,8 @@ class Breakdown:
     def rows(self, chosen: npt.NDArray[np.bool_]) -> Breakdown:
         """Returns only the chosen steps; their values are not copied if the steps are in a row."""
         at = np.flatnonzero(chosen)
+        if len(at) == len(chosen):
+            return self
         in_a_row = len(at) > 0 and at[-1] - at[0] == len(at) - 1
         rows = slice(at[0], at[-1] + 1) if in_a_row else at
         return rows_of(self, rows)

@@ -361,7 +361,9 @@ class _Ranks:
     call_shift: Ints
     task_shift: Ints
 
-    def share(self, make: Callable[[Trace], Spans], spans: Spans, count: Sequence[int]) -> Spans:
+    def share(
+        self, make: Callable[[Trace], Spans], spans: Spans, count: Sequence[int] | Ints
+    ) -> Spans:
         """Caches each rank's own rows as the result of ``make``; returns the table of the block."""
         whole, of_ranks = self.spans(spans, count, None)
         for trace, rows in zip(self.traces, of_ranks, strict=True):
@@ -369,7 +371,7 @@ class _Ranks:
         return whole
 
     def spans(
-        self, spans: Spans, count: Sequence[int], keys: Ints | None
+        self, spans: Spans, count: Sequence[int] | Ints, keys: Ints | None
     ) -> tuple[Spans, list[Spans]]:
         """Returns :meth:`of_block` of a table, and each rank's rows as recorded.
 
@@ -380,12 +382,12 @@ class _Ranks:
             own = replace(own, key=own.key - np.repeat(keys, count))
         return self.of_block(spans, count), [rows_of(own, rows) for rows in _slices(count)]
 
-    def of_block(self, spans: Spans, count: Sequence[int]) -> Spans:
+    def of_block(self, spans: Spans, count: Sequence[int] | Ints) -> Spans:
         """Returns a table whose threads are those of the block: training threads, and others."""
         thread = _block_threads(spans.thread, np.repeat(self.threads, count))
         return replace(spans, thread=thread)
 
-    def calls(self, calls: Collectives, count: Sequence[int]) -> list[Collectives]:
+    def calls(self, calls: Collectives, count: Sequence[int] | Ints) -> list[Collectives]:
         """Returns each rank's calls as recorded."""
         passes, task = calls.graph_task, np.repeat(self.task_shift, count)
         own = replace(
@@ -396,7 +398,7 @@ class _Ranks:
         return [rows_of(own, rows) for rows in _slices(count)]
 
 
-def _slices(count: Sequence[int]) -> list[slice]:
+def _slices(count: Sequence[int] | Ints) -> list[slice]:
     ends = np.cumsum([0, *count]).tolist()
     return [slice(*of_rank) for of_rank in itertools.pairwise(ends)]
 
