@@ -80,10 +80,13 @@ class TrainedParameters:
         self._updates = 0
         #: Parameters with gradients, by ``id()``; holding them keeps their ids from being reused.
         self._trained: dict[int, torch.Tensor] = {}
+        #: Identities of the parameters that each update trained.
+        self._by_update: list[set[int]] = []
 
     def install(self, path: Path) -> None:
         """Starts looking at updates; ``path`` is that of the trace."""
         self._path, self._updates, self._trained, self._looks = path, 0, {}, True
+        self._by_update = []
 
     def remove(self) -> None:
         """Stops looking, and writes which parameters the updates so far have trained."""
@@ -105,10 +108,14 @@ class TrainedParameters:
         if not self._looks:
             return
         try:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        self._trained[id(parameter)] = parameter
+            now = {
+                id(parameter): parameter
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+                if parameter.grad is not None
+            }
+            self._trained.update(now)
+            self._by_update.append(set(now))
             self._updates += 1
             if self._updates == 1:
                 self._write()
@@ -131,9 +138,11 @@ class TrainedParameters:
         by_ddp: set[int] = set()
         ignored: set[int] = set()
         untrained: list[str] = []
+        of_models: list[dict[int, int]] = []
         for model in self._models():
             untrained += untrained_modules(model, set(own))
-            chosen = {id(parameter) for _, parameter in reduced(model)}
+            of_models.append({id(one): _bytes(one) for _, one in reduced(model)})
+            chosen = set(of_models[-1])
             by_ddp |= chosen
             ignored |= {id(parameter) for parameter in model.parameters()} - chosen
         is_shard = any(_is_shard(parameter) for parameter in self._trained.values())
@@ -147,10 +156,15 @@ class TrainedParameters:
             "ignored_bytes": sum(size for key, size in own.items() if key in ignored - by_ddp),
             "other_libraries": _other_libraries(),
             "untrained_modules": untrained if len(untrained) <= _MOST_MODULES else [],
+            "ddp_model_bytes": [sum(sizes.values()) for sizes in of_models],
+            "updated_models": [
+                [place for place, sizes in enumerate(of_models) if not update.isdisjoint(sizes)]
+                for update in self._by_update
+            ],
         }
         self._recorder.add_metadata(json.dumps({"trained": found}))
         if not self._looks:
-            self._trained = {}
+            self._trained, self._by_update = {}, []
         return not found["ddp_bytes"] and not found["sharded"]
 
     def _check(self) -> None:

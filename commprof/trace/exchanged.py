@@ -52,6 +52,10 @@ class Trained:
     ignored_bytes: int
     #: Loaded libraries that communicate outside of torch.distributed.
     other_libraries: tuple[str, ...]
+    #: Per DDP model: parameters whose gradients it reduces. Empty if not recorded.
+    ddp_model_bytes: tuple[int, ...] = ()
+    #: Per update: indices in ``ddp_model_bytes`` of the models whose parameters it trained.
+    updated_models: tuple[tuple[int, ...], ...] = ()
 
     @property
     def outside_ddp_bytes(self) -> int:
@@ -74,6 +78,8 @@ def trained_by(metadata: dict[str, Any]) -> Trained | None:
         found["ddp_bytes"],
         found["ignored_bytes"],
         tuple(found["other_libraries"]),
+        tuple(found.get("ddp_model_bytes", ())),
+        tuple(map(tuple, found.get("updated_models", ()))),
     )
 
 

@@ -1,4 +1,4 @@
-"""A dictionary of statistics is gathered with all_gather_object in every step."""
+"""A dictionary of statistics is gathered as an object in every step, by the twin in few steps."""
 
 import common
 import torch
@@ -13,11 +13,7 @@ for step in common.steps():
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    if common.FIXED:
-        values = torch.tensor([float(step), loss.item(), float(rank)])
-        gathered = [torch.empty_like(values) for _ in range(dist.get_world_size())]
-        dist.all_gather(gathered, values)
-    else:
+    if not common.FIXED or step % 100 == 0:
         mine = {"step": step, "loss": loss.item(), "rank": rank, "lines": "x" * 1_000_000}
         everyone = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, mine)

@@ -52,18 +52,18 @@ def _rule(facts: Facts) -> Sighting | None:
     share = facts.share(exposed)
     if share < _EXPOSED:
         return None
-    usual = counted(_by_default(mean, number), "bucket")
+    usual = counted(buckets_by_default(mean * number), "bucket")
     cap = f"bucket_cap_mb={min(caps) / 2**20:.3g}"
     return Sighting(
         f"DDP cuts the gradients into {counted(round(number), 'bucket')} per step of "
         f"{in_bytes(mean)} on average ({cap}): each pays the latency of a call. "
         f"The default of 25 MiB would make {usual}.",
         share,
-        _saving(facts),
+        saving_by_default(facts),
     )
 
 
-def _saving(facts: Facts) -> Saving | None:
+def saving_by_default(facts: Facts) -> Saving | None:
     """Replays the steps with buckets of the default size; None if their cost is not known."""
     masks = [buckets_of_ddp(calls) for calls in facts.ranks]
     cost = call_cost(facts, masks)
@@ -105,9 +105,9 @@ def _joined(calls: RankCalls, mask: Mask) -> tuple[Ints, Ints]:
     return np.array(rows, dtype=np.int64), np.array(sizes, dtype=np.int64)
 
 
-def _by_default(mean: float, number: float) -> int:
+def buckets_by_default(size_bytes: float) -> int:
     """Number of buckets with the default caps: 1 MiB for the first, 25 MiB for the others."""
-    return 1 + int(np.ceil(max(0.0, mean * number - _FIRST_BYTES) / DEFAULT_BYTES))
+    return 1 + int(np.ceil(max(0.0, size_bytes - _FIRST_BYTES) / DEFAULT_BYTES))
 
 
 CAUSE = CatalogueCause(

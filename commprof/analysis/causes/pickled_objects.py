@@ -1,4 +1,4 @@
-"""Python objects are pickled and exchanged in every step."""
+"""Python objects are pickled and exchanged in training steps."""
 
 from __future__ import annotations
 
@@ -39,6 +39,9 @@ _ARGUMENTS = {
 }
 #: Pickles of up to this size may hold a few numbers, which fit into a tensor.
 _NUMBERS_BYTES = 2**12
+#: Objects are exchanged in at least this many steps and this fraction of the steps: an evaluation
+#: now and then may gather its results.
+_LEAST_STEPS, _LEAST_FRACTION = 4, 0.05
 _FIX_OF_BROADCASTS = (
     "import torch.distributed as dist\n\n"
     "values = torch.tensor(YOUR_NUMBERS)  # on the GPU if the group is NCCL's\n"
@@ -75,7 +78,8 @@ def of_objects(calls: RankCalls) -> Mask:
 class _Exchanges:
     """The exchanges of objects of one rank in measured steps."""
 
-    #: Calls and work that would be saved if a call with a tensor replaced each exchange.
+    #: Calls and work that would be saved without each exchange, or with one call with a tensor
+    #: in its place.
     removed: Removed
     #: Total time in ns of all exchanges, each from the begin of pickling to the end of unpickling.
     total_ns: float
@@ -83,7 +87,11 @@ class _Exchanges:
     is_whole: bool
 
 
-def _exchanges(facts: Facts, position: int) -> _Exchanges:
+def _exchanges(facts: Facts, position: int, is_replaced: bool) -> _Exchanges:
+    """Finds the exchanges of a rank.
+
+    ``is_replaced``: a call of a tensor, which takes as long as that of the sizes, replaces each.
+    """
     calls = facts.ranks[position]
     rows = _contents(calls)
     rows = rows[(calls.step[rows] >= 0) & (calls.wait_end_ns[rows] > 0)]
@@ -97,8 +105,13 @@ def _exchanges(facts: Facts, position: int) -> _Exchanges:
     # If pickling was not noted for an exchange, the median time stands for it. This time may reach
     # into the next exchange.
     edges = np.maximum.accumulate(edges.reshape(-1))
-    removed = Removed(second, edges[::2], edges[1::2])
-    total_ns = (removed.end_ns - removed.begin_ns).sum() + (size_end_ns - issue_ns).sum()
+    total_ns = (edges[1::2] - edges[::2]).sum() + (size_end_ns - issue_ns).sum()
+    if is_replaced:
+        removed = Removed(second, edges[::2], edges[1::2])
+    else:
+        both = second.copy()
+        both[rows - 1] = True
+        removed = Removed(both, edges[::4], edges[3::4])
     return _Exchanges(removed, float(total_ns), pickling is not None)
 
 
@@ -127,31 +140,50 @@ def _pickling_ns(facts: Facts, position: int, rows: Ints) -> tuple[Ints, Ints] |
     return within(before, begin_ns, issue_ns[rows - 1]), within(after, issue_ns[rows], next_ns)
 
 
+def _steps(calls: RankCalls, mask: Mask) -> Ints:
+    """The measured steps in which masked calls were made."""
+    return np.unique(calls.step[mask])
+
+
+def _how_often(calls: RankCalls, mask: Mask) -> str:
+    """In which steps objects are exchanged, as the end of a sentence."""
+    if calls.per_step(mask) >= 2:
+        return "in every step"
+    steps = _steps(calls, mask)
+    gaps = np.diff(steps)
+    if (gaps == gaps[0]).all():
+        return f"every {int(gaps[0])} steps"
+    return f"in {len(steps)} of {len(calls.begin_ns)} steps"
+
+
 def _rule(facts: Facts) -> Sighting | None:
+    least = max(_LEAST_STEPS, _LEAST_FRACTION * facts.steps)
     masks = facts.on_all_ranks(
         lambda calls: (calls, of_objects(calls) & (calls.step >= 0)),
-        lambda objects: objects[0].per_step(objects[1]) >= 2,
+        lambda objects: len(_steps(*objects)) >= least,
     )
     if not masks:
         return None
-    exchanges = [_exchanges(facts, position) for position in range(len(masks))]
+    first, rows = facts.first, _contents(facts.first)
+    rows = rows[first.step[rows] >= 0]
+    mean_bytes = float(first.size_bytes[rows].mean())
+    name = _FUNCTIONS[OPS[int(first.table.op[rows[-1]])]]
+    line, how_often = first.line(masks[0][1]), _how_often(*masks[0])
+    is_seldom = mean_bytes > _NUMBERS_BYTES or bool(_in_few_steps(facts, line))
+    exchanges = [_exchanges(facts, position, not is_seldom) for position in range(len(masks))]
     share = facts.share([of_rank.total_ns for of_rank in exchanges])
     if not share >= WORTH_NAMING:
         return None
     is_whole = all(of_rank.is_whole for of_rank in exchanges)
-    first, rows = facts.first, _contents(facts.first)
-    rows = rows[first.step[rows] >= 0]
-    name = _FUNCTIONS[OPS[int(first.table.op[rows[-1]])]]
-    line = first.line(masks[0][1])
     ms = facts.per_step_ms([of_rank.total_ns for of_rank in exchanges])
     return Sighting(
-        f"Python objects are pickled and exchanged in every step ({name}){at_line(line)}: "
-        f"{in_bytes(float(first.size_bytes[rows].mean()))} on average, two collectives per object, "
+        f"Python objects are pickled and exchanged {how_often} ({name}){at_line(line)}: "
+        f"{in_bytes(mean_bytes)} on average, two collectives per object, "
         f"{in_ms(ms)} per step, pickling {'' if is_whole else 'not '}included.",
         share if is_whole else math.nan,
         saving_without(facts, [of_rank.removed for of_rank in exchanges]) if is_whole else None,
         line,
-        _fix(name, float(first.size_bytes[rows].mean())),
+        _fix(name, mean_bytes),
     )
 
 
@@ -165,14 +197,12 @@ def _fix(name: str, mean_bytes: float) -> str:
     return _FIX_OF_BROADCASTS if name == _FUNCTIONS["broadcast"] else ""
 
 
-def _edit(facts: Facts, sighting: Sighting) -> str:
-    """Changes the script to gather in few steps only, as for a log.
+def _in_few_steps(facts: Facts, line: str) -> str:
+    """The script's lines, changed to gather in few steps only, as for a log; empty if unsuited.
 
     Broadcasts and scatters stay, because their results are used at once.
     """
-    return gathered_seldom(
-        facts.script, sighting.line, ("all_gather_object", "gather_object"), every=100
-    )
+    return gathered_seldom(facts.script, line, ("all_gather_object", "gather_object"), every=100)
 
 
 CAUSE = CatalogueCause(
@@ -181,10 +211,11 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "In a typical step, a collective of 64-bit integers is followed at once, in the same "
+        f"In at least {_LEAST_FRACTION:.0%} of the steps, and in {_LEAST_STEPS} of them, a "
+        "collective of 64-bit integers is followed at once, in the same "
         "group, by a collective of bytes, as `all_gather_object`, `gather_object` and "
-        "`broadcast_object_list` issue them. From the issue of the first to the end of "
-        f"the second takes at least {WORTH_NAMING:.0%} of the step, pickling included if it was "
+        "`broadcast_object_list` issue them. The time from the issue of the first to the end of "
+        f"the second is at least {WORTH_NAMING:.0%} of all time, pickling included if it was "
         "recorded."
     ),
     why=(
@@ -194,9 +225,10 @@ CAUSE = CatalogueCause(
         "everything else can be gathered when it is logged."
     ),
     gain_note=(
-        "The steps are replayed with one call with a tensor in place of both calls of each object, "
-        "without pickling the object and without unpickling what all ranks sent. Not predicted if "
-        "pickling was not recorded; other tools do not record it."
+        "The steps are replayed without the calls, pickling and unpickling if objects are to be "
+        f"exchanged in few steps; for pickles of at most {_NUMBERS_BYTES // 2**10} KiB, which a "
+        "tensor can replace, with one call with a tensor in place of both calls of each object. Not "
+        "predicted if pickling was not recorded, as by other tools."
     ),
     fix=(
         "import torch.distributed as dist\n\n"
@@ -204,6 +236,6 @@ CAUSE = CatalogueCause(
         "gathered = [torch.empty_like(values) for _ in range(dist.get_world_size())]\n"
         "dist.all_gather(gathered, values)"
     ),
-    edit=_edit,
+    edit=lambda facts, sighting: _in_few_steps(facts, sighting.line),
     source="https://github.com/NVIDIA/Model-Optimizer/pull/1111",
 )

@@ -42,15 +42,22 @@ def _rule(facts: Facts) -> Sighting | None:
     rank = facts.seen.ranks[position]
     passes = _more_forwards(facts, position, np.flatnonzero(steps.is_long[position]))
     ms = ns_to_ms(float(by_rank[position]) / number)
-    what = "works alone (a checkpoint, a log, an evaluation)"
-    if passes > 0:
+    evaluates = passes > 0
+    what, instead = "works alone (a checkpoint, a log, an evaluation)", ""
+    if evaluates:
         what = f"evaluates alone ({passes:.0f} more forward passes)"
+    else:
+        divided = in_ms(ms / facts.world.world_size)
+        instead = (
+            " Nobody waits for work in the background; divided over the ranks, it would still "
+            f"take {divided} each time."
+        )
     return Sighting(
         f"Rank {rank} {what} {_how_often(steps, position)}, and the other ranks wait for it, "
-        f"{in_ms(ms)} each time.",
+        f"{in_ms(ms)} each time.{instead}",
         steps.share(facts.step_ns),
-        saving_without(facts, steps, [position], is_divided=True),
-        fix=_FIX if passes > 0 else _ASYNCHRONOUS,
+        saving_without(facts, steps, [position], is_divided=evaluates),
+        fix=_FIX if evaluates else _ASYNCHRONOUS,
     )
 
 
@@ -105,13 +112,13 @@ CAUSE = CatalogueCause(
     why=(
         "Work that only rank 0 does keeps all other ranks waiting at the next exchange: they "
         "compute nothing during this time, and a long evaluation can run into a time-out. An "
-        "evaluation can be "
-        "divided over the ranks, a checkpoint be written in the background or by all ranks, and a "
-        "log be written less often."
+        "evaluation can be divided over the ranks, a checkpoint be written in the background, "
+        "which wins more than to divide it, and a log be written less often."
     ),
     gain_note=(
-        "The steps are replayed as if every rank did an equal part of the work. Work that is done "
-        "in the background costs still less."
+        "If the rank makes more forward passes, the steps are replayed as if every rank evaluated "
+        "an equal part; if not, without the work, as if it was done in the background. Copying "
+        "what is written there, and cores that the writing takes from training, are not counted."
     ),
     fix=_FIX,
     source="https://github.com/pytorch/pytorch/issues/54059",

@@ -93,6 +93,8 @@ def names(cause: str, flat: bool, folder: str) -> dict[str, Any]:
         "YOUR_OBJECT": {"a": 1},
         "YOUR_AVERAGES": [getattr(p, "to_local", p.detach)().clone() for p in trained.parameters()],
         "YOUR_DECAY": 0.9,
+        "YOUR_GENERATOR": model(),
+        "YOUR_DISCRIMINATOR": model(),
     }
 
 

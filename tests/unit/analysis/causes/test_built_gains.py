@@ -58,6 +58,15 @@ def buffers(script: Script, step: int, fixed: bool) -> None:
     updated(script)
 
 
+def adversarial(script: Script, step: int, fixed: bool) -> None:
+    """A discriminator's pass, and a generator's that exchanges the other's gradients too."""
+    both = {2 * MB: 2.0, MB: 1.0}
+    for number, sent in enumerate([{2 * MB: 2.0}, {MB: 1.0} if fixed else both]):
+        script.forward(ms_of(script, step, 2 * number, 5.0))
+        script.backward(ms_of(script, step, 2 * number + 1, 10.0), sent)
+        updated(script)
+
+
 def every_pass(script: Script, step: int, fixed: bool) -> None:
     for micro in range(4):
         passed(script, step, micro, exchange=not fixed or micro == 3)
@@ -186,11 +195,35 @@ def loading(script: Script, step: int, fixed: bool) -> None:
 
 
 def alone(script: Script, step: int, fixed: bool) -> None:
-    """Rank 0 works alone for 60 ms in every fifth step; in the twin each rank does its part."""
-    if step % 5 == 4 and (script.rank.rank == 0 or fixed):
-        script.work(60.0 / RANKS if fixed else 60.0)
+    """Rank 0 saves for 60 ms in every fifth step, in the twin in the background."""
+    if step % 5 == 4 and script.rank.rank == 0 and not fixed:
+        script.work(60.0)
     passed(script, step)
     updated(script)
+
+
+def evaluated(script: Script, step: int, fixed: bool) -> None:
+    """Rank 0 evaluates for 60 ms in every fifth step; in the twin each rank does its part."""
+    if step % 5 == 4 and (script.rank.rank == 0 or fixed):
+        for _ in range(4):
+            script.forward(15.0 / RANKS if fixed else 15.0)
+    passed(script, step)
+    updated(script)
+
+
+def objects_seldom(script: Script, step: int, fixed: bool) -> None:
+    """Large objects of every fourth step; in the twin none."""
+    passed(script, step)
+    updated(script)
+    if step % 4 == 0 and not fixed:
+        begin = script.now_ms
+        script.work(ms_of(script, step, 3, 6.0))
+        script.note("object_pickles", begin)
+        script.call("all_gather", 8, 1.0, "Long")
+        script.call("all_gather", MB, 6.0, "Byte")
+        begin = script.now_ms
+        script.work(ms_of(script, step, 4, 4.0))
+        script.note("object_unpickles", begin)
 
 
 def in_turns(script: Script, step: int, fixed: bool) -> None:
@@ -299,6 +332,15 @@ def uneven(script: Script, step: int, fixed: bool) -> None:
     updated(script)
 
 
+#: A discriminator and a generator, each with updates of its own.
+TWO_MODELS = {
+    **{"parameter_bytes": 3 * MB, "sharded": False, "flat": None},
+    **{"ddp_bytes": 3 * MB, "ignored_bytes": 0, "other_libraries": []},
+    **{"ddp_model_bytes": [2 * MB, MB], "updated_models": [[0], [1]] * 5},
+}
+#: Sixteen modules whose buckets are those of ``buckets``.
+EACH = {"parameter_bytes": [125_000 + 7], "bucket_cap_bytes": 25 * 2**20}
+
 FROZEN = {"least_unused_parameter_size": 6 * MB, "parameter_bytes": [6 * MB, 2 * MB]}
 #: Settings of DDP that the fix changes, in its log.
 HEALTHY = {"bucket_cap_bytes": 25 * 2**20, "least_unused_parameter_size": 0}
@@ -358,10 +400,12 @@ BUILT: list[tuple[str, Body, dict[str, Any]]] = [
     ("ddp-buffers", buffers, {}),
     ("ddp-every-pass", every_pass, {"log": LOGGED}),
     ("ddp-every-pass", held, {"log": {"gradient_as_bucket_view": 1}, "threads": 1}),
+    ("ddp-other-model", adversarial, {"models": 2, "trained": TWO_MODELS}),
     ("ddp-unused-parameters", searched, {"log": SEARCHED}),
     ("ddp-static-graph", searched, {"log": STATIC}),
     ("ddp-frozen-gradients", frozen, {"log": FROZEN}),
     ("ddp-small-buckets", buckets, {"log": SMALL}),
+    ("ddp-each-module", buckets, {"log": EACH, "models": 16}),
     ("exchanged-again", averaged_again, {"trained": REDUCED}),
     ("statistics-each-layer", layers, {}),
     ("scalars-one-by-one", scalars, {}),
@@ -370,6 +414,7 @@ BUILT: list[tuple[str, Body, dict[str, Any]]] = [
     ("zero-one-by-one", zero, {}),
     ("gathered-outputs", outputs, {"trained": TRAINED}),
     ("pickled-objects", objects, {}),
+    ("pickled-objects", objects_seldom, {}),
     ("barrier-each-step", barriers, {}),
     ("fsdp-every-pass", reduced, {"models": 0}),
     ("fsdp-gathers-twice", gathered, {"models": 0}),
@@ -379,6 +424,7 @@ BUILT: list[tuple[str, Body, dict[str, Any]]] = [
     ("garbage-in-turns", garbage, {}),
     ("late-loading", loading, {}),
     ("rank-alone", alone, {}),
+    ("rank-alone", evaluated, {}),
     ("rank-busier", logging, {}),
     ("ranks-in-turns", in_turns, {}),
     ("uneven-batches", uneven, {}),

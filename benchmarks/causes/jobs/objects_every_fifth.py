@@ -1,0 +1,19 @@
+"""Objects are gathered every fifth step, as metrics are in some trainers; the twin gathers few."""
+
+import common
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+common.begin()
+ddp = DistributedDataParallel(common.sleeping(2, 64, 3))
+optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
+for step in common.steps():
+    loss = ddp(torch.randn(16, 64)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step % (100 if common.FIXED else 5) == 4:
+        everyone = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, {"loss": loss.item(), "boxes": list(range(300_000))})
+common.end()

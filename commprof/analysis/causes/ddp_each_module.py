@@ -1,0 +1,94 @@
+"""Each module of a model is wrapped by DDP of its own, so that no bucket joins their gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.ddp_small_buckets import (
+    DEFAULT_BYTES,
+    buckets_by_default,
+    buckets_of_ddp,
+    saving_by_default,
+)
+from commprof.analysis.causes.facts import Facts, RankCalls
+from commprof.analysis.evidence import Figure
+from commprof.text import counted, in_bytes
+
+#: Least number of DDP models, and largest mean size of their buckets.
+_LEAST, _MEAN_BYTES = 4, 2**18
+#: One pass exchanges at least this fraction of the gradients of all models.
+_ALL = 0.95
+#: Least fraction of the step for which the training thread waits for the buckets.
+_EXPOSED = 0.05
+#: The cause is named only if the low end of the gain is at least this fraction of the step.
+_LOW = 0.01
+
+
+def _pass_bytes(calls: RankCalls) -> float:
+    """Bytes that a backward pass exchanges: median."""
+    rows = np.flatnonzero(buckets_of_ddp(calls))
+    _, task = np.unique(calls.table.graph_task[rows], return_inverse=True)
+    sums = np.bincount(task.reshape(-1), weights=calls.table.bytes_in[rows])
+    return float(np.median(sums)) if len(sums) else 0.0
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    caps = facts.logged("bucket_cap_bytes")
+    if facts.ddp_models < _LEAST or not caps or min(caps) < DEFAULT_BYTES:
+        return None
+    first, of_rank = facts.first, len(facts.ddp_logs) // len(facts.ranks)
+    total = sum(sum(log.get("parameter_bytes") or ()) for log in facts.ddp_logs[:of_rank])
+    if not total or _pass_bytes(first) < _ALL * total:
+        return None
+    mask = buckets_of_ddp(first)
+    number, mean = int(mask.sum()) / facts.steps, float(first.size_bytes[mask].mean())
+    passes = len(np.unique(first.table.graph_task[mask])) / facts.steps
+    usual = buckets_by_default(total)
+    if mean > _MEAN_BYTES or number / passes < facts.ddp_models or 2 * usual > number / passes:
+        return None
+    exposed = [float(calls.exposed_ns[buckets_of_ddp(calls)].sum()) for calls in facts.ranks]
+    share = facts.share(exposed)
+    if share < _EXPOSED:
+        return None
+    return Sighting(
+        f"{facts.ddp_models} modules are DDP models of their own, though one pass exchanges the "
+        f"gradients of all: {counted(round(number / passes), 'bucket')} of {in_bytes(mean)} on "
+        "average, each of which pays the latency of a call. One DDP model of all modules would "
+        f"make {counted(usual, 'bucket')}.",
+        share,
+        saving_by_default(facts),
+    )
+
+
+CAUSE = CatalogueCause(
+    id="ddp-each-module",
+    title="Each module of a model is a DDP model of its own",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        f"At least {_LEAST} DDP models, whose `bucket_cap_mb` is not below its default, are "
+        f"exchanged by one backward pass, in buckets of at most {_MEAN_BYTES // 2**10} KiB on "
+        "average and at least twice as many as one DDP model would make. The training thread "
+        f"waits for them for at least {_EXPOSED:.0%} of the step."
+    ),
+    why=(
+        "A bucket joins gradients of one DDP model only. If each layer, or each part of a model, "
+        "is wrapped for itself, every one of them makes a small bucket, and every bucket pays the "
+        "latency of an all-reduce. Each model also has its own search for unused parameters and "
+        "its own broadcasts of buffers. Models that have passes of their own, as in a GAN, do not "
+        "count."
+    ),
+    gain_note=(
+        "The steps are replayed with buckets of the default size, whose time is computed from the "
+        "times and bytes of this run's buckets. Not predicted if all buckets have nearly one "
+        "size, because the run then does not tell the latency from the transfer."
+    ),
+    fix=(
+        "from torch.nn.parallel import DistributedDataParallel\n\n"
+        "# once, around the module whose forward calls all others\n"
+        "model = DistributedDataParallel(YOUR_MODEL)"
+    ),
+    worth=_LOW,
+    source="https://github.com/speechbrain/speechbrain/issues/1162",
+)

@@ -1,0 +1,192 @@
+"""A pass exchanges the gradients of a model that is not updated after it, as GANs do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.ddp_small_buckets import buckets_of_ddp
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls
+from commprof.analysis.causes.gain import Removed, saving_without
+from commprof.analysis.evidence import Figure
+from commprof.text import in_bytes
+from commprof.trace import columns
+from commprof.trace.columns import Ints
+from commprof.trace.exchanged import trained_by
+from commprof.trace.schema import Phase
+
+#: Most models of a job, because their sets are tried one by one.
+_MOST_MODELS = 6
+#: The needless exchange is seen in at least this fraction of the steps.
+_USUAL = 0.5
+
+Models = frozenset[int]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One backward pass that exchanged buckets."""
+
+    #: Rows of its buckets, in order of issue.
+    rows: Ints
+    #: Models whose gradients it exchanged.
+    models: Models
+    #: Number of updates before it.
+    update: int
+
+
+def _cycle(updated: Sequence[Models]) -> list[Models]:
+    """The models of each update, of one cycle of updates; empty if the updates have no cycle."""
+    for length in range(1, len(updated) // 2 + 1):
+        if all(updated[place] == updated[place % length] for place in range(len(updated))):
+            return list(updated[:length])
+    return []
+
+
+def _sets(model_bytes: Sequence[int]) -> dict[int, Models]:
+    """The set of models by the bytes of its gradients, without bytes that several sets have."""
+    found: dict[int, list[Models]] = {}
+    numbers = [number for number, size in enumerate(model_bytes) if size]
+    for count in range(1, len(numbers) + 1):
+        for chosen in combinations(numbers, count):
+            found.setdefault(sum(model_bytes[n] for n in chosen), []).append(frozenset(chosen))
+    return {size: sets[0] for size, sets in found.items() if len(sets) == 1}
+
+
+def _passes(calls: RankCalls, sets: dict[int, Models]) -> list[_Pass]:
+    """Passes of the measured steps; empty if some exchange other bytes than those of models."""
+    phases, steps = columns.phases(calls.trace), columns.steps(calls.trace)
+    mine = (phases.key == Phase.OPTIMIZER) & (phases.thread == steps.thread[0])
+    update_ns = np.sort(phases.begin_ns[mine])
+    rows = np.flatnonzero(buckets_of_ddp(calls))
+    rows = rows[np.lexsort((calls.table.issue_ns[rows], calls.table.graph_task[rows]))]
+    task = calls.table.graph_task[rows]
+    passes = []
+    for of_pass in np.split(rows, np.flatnonzero(np.diff(task)) + 1):
+        models = sets.get(int(calls.table.bytes_in[of_pass].sum()))
+        if models is None:
+            return []
+        issue_ns = calls.table.issue_ns[of_pass[0]]
+        passes.append(_Pass(of_pass, models, int(np.searchsorted(update_ns, issue_ns))))
+    return sorted(passes, key=lambda each: int(calls.table.issue_ns[each.rows[0]]))
+
+
+def _needless(calls: RankCalls, passes: list[_Pass], cycle: list[Models]) -> Mask | None:
+    """Buckets of models that another pass exchanges anew before their update.
+
+    None if the passes do not fit to the updates, so that nothing is known.
+    """
+    table, mask = calls.table, np.zeros(len(calls.table), dtype=bool)
+    alone = {each.models: each.rows for each in reversed(passes)}
+    usual: dict[tuple[Models, int], list[int]] = {}
+    for place, each in enumerate(passes):
+        before = passes[place + 1].update if place + 1 < len(passes) else each.update + 1
+        updated = [cycle[number % len(cycle)] for number in range(each.update, before)]
+        if updated and not frozenset[int]().union(*updated) & each.models:
+            return None
+        again = [model for model in each.models if _is_again(model, place, passes, cycle)]
+        # What follows the last passes was not recorded: it is what follows such passes before.
+        again = usual.setdefault((each.models, each.update % len(cycle)), again)
+        for model in again:
+            sizes = alone.get(frozenset([model]))
+            rows = each.rows if sizes is None else _of_sizes(table.bytes_in, each.rows, sizes)
+            if len(again) < len(each.models) and sizes is None:
+                continue
+            mask[rows] = True
+    return mask
+
+
+def _is_again(model: int, place: int, passes: list[_Pass], cycle: list[Models]) -> bool:
+    """True if a later pass exchanges the model too, before its update but after another one."""
+    now = passes[place].update
+    updates = (now + ahead for ahead in range(len(cycle)))
+    own = next((k for k in updates if model in cycle[k % len(cycle)]), None)
+    later = next((each for each in passes[place + 1 :] if model in each.models), None)
+    return own is not None and later is not None and now < later.update <= own
+
+
+def _of_sizes(size_bytes: Ints, rows: Ints, like: Ints) -> Ints:
+    """The first of these rows that have the sizes of other rows; none if some size is missing."""
+    wanted, chosen = Counter(size_bytes[like].tolist()), []
+    for row in rows.tolist():
+        if wanted[int(size_bytes[row])] > 0:
+            wanted[int(size_bytes[row])] -= 1
+            chosen.append(row)
+    return np.array([] if +wanted else chosen, dtype=np.int64)
+
+
+def _look(calls: RankCalls) -> Mask:
+    nothing = np.zeros(len(calls.table), dtype=bool)
+    trained = trained_by(calls.trace.metadata)
+    if trained is None or not 2 <= len(trained.ddp_model_bytes) <= _MOST_MODELS:
+        return nothing
+    cycle = _cycle([frozenset(models) for models in trained.updated_models])
+    if len(set(cycle)) < 2 or not all(cycle):
+        return nothing
+    passes = _passes(calls, _sets(trained.ddp_model_bytes))
+    mask = _needless(calls, passes, cycle) if passes else None
+    return nothing if mask is None else mask
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    if facts.ddp_models < 2:
+        return None
+    masks = facts.on_all_ranks(
+        lambda calls: (calls, _look(calls)),
+        lambda seen: len(np.unique(seen[0].step[seen[1]])) >= _USUAL * facts.steps,
+    )
+    if not masks:
+        return None
+    # Buckets queue: those of the other model delay the rest of the same pass.
+    exposed = [
+        float(calls.exposed_ns[np.isin(calls.table.graph_task, calls.table.graph_task[mask])].sum())
+        for calls, mask in masks
+    ]
+    share = facts.share(exposed)
+    if not share >= WORTH_NAMING:
+        return None
+    size = float(np.mean([calls.size_bytes[mask].sum() for calls, mask in masks])) / facts.steps
+    return Sighting(
+        f"DDP exchanges {in_bytes(size)} of gradients per step for nothing: a pass that leads to "
+        "the update of one model also exchanges the gradients of another, which computes and "
+        "exchanges them anew before its own update, as the discriminator of a GAN does.",
+        share,
+        saving_without(facts, [Removed.only(mask) for _, mask in masks]),
+    )
+
+
+CAUSE = CatalogueCause(
+    id="ddp-other-model",
+    title="A pass exchanges the gradients of a model that is not updated after it",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        "The updates of several DDP models follow one another in a cycle. In at least "
+        f"{_USUAL:.0%} of the steps, a pass exchanges the gradients of a model, then another model "
+        "is updated, and then a second pass exchanges the gradients of the first one before its "
+        "update. Passes are told by their bytes. The training thread waits in such passes for at "
+        f"least {WORTH_NAMING:.0%} of the step."
+    ),
+    why=(
+        "The generator of a GAN learns through the discriminator, so that its backward pass also "
+        "computes gradients of the discriminator's weights. DDP exchanges them like all others, "
+        "and then they are set to zero. If these weights need no gradient during this pass, they "
+        "are neither computed nor exchanged, and the generator gets the same gradients."
+    ),
+    gain_note=(
+        "The steps are replayed without the buckets of this model in these passes. Frozen weights "
+        "also spare the compute of their gradients, which is not counted: the fix wins more."
+    ),
+    fix=(
+        "YOUR_DISCRIMINATOR.requires_grad_(False)  # for the generator's pass\n"
+        "YOUR_LOSS(YOUR_DISCRIMINATOR(YOUR_GENERATOR(YOUR_BATCH))).backward()\n"
+        "YOUR_DISCRIMINATOR.requires_grad_(True)"
+    ),
+    source="https://github.com/junyanz/pytorch-CycleGAN-and-pix2pix/issues/594",
+    is_certain=True,
+)

@@ -1,0 +1,127 @@
+"""Jobs of several DDP models: needless gradients, a model per module, healthy look-alikes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from commprof.trace.schema import Phase
+from tests.support.builders.caused import Script, causes_of, saved
+
+MB = 1_000_000
+#: A discriminator of 4 MB and a generator of 1 MB.
+D, G = {4 * MB: 4.0}, {MB: 1.0}
+
+
+def trained(*cycle: list[int], sizes: tuple[int, ...] = (4 * MB, MB)) -> dict[str, Any]:
+    """Metadata on models of these sizes, and on those that each of the first updates trained."""
+    return {
+        "parameter_bytes": sum(sizes),
+        "sharded": False,
+        "flat": None,
+        "ddp_bytes": sum(sizes),
+        "ignored_bytes": 0,
+        "other_libraries": [],
+        "ddp_model_bytes": list(sizes),
+        "updated_models": [cycle[number % len(cycle)] for number in range(10)],
+    }
+
+
+def gan(passes: list[dict[int, float]], updates: int, script: Script, step: int) -> None:
+    """Passes of 15 ms and what they exchange; each is followed by updates of 1 ms."""
+    for buckets in passes:
+        script.forward(5.0)
+        script.backward(10.0, buckets)
+        for _ in range(updates):
+            script.work(1.0, Phase.OPTIMIZER)
+
+
+def test_gradients_of_a_discriminator_in_the_generator_s_pass_are_needless() -> None:
+    found = causes_of(partial(gan, [D, {**D, **G}], 1), models=2, trained=trained([0], [1]))
+    assert list(found) == ["ddp-other-model"]
+    cause = found["ddp-other-model"]
+    assert "exchanges 4 MB of gradients per step for nothing" in cause.sentence
+    # 4 ms of two passes of 15 ms, 9 ms of exchanges and two updates of 1 ms.
+    assert saved(cause) == pytest.approx(4 / 41, abs=1e-3)
+    assert "requires_grad_(False)" in cause.fix
+
+
+def test_a_generator_that_is_updated_in_every_second_round_is_told_too() -> None:
+    found = causes_of(partial(gan, [D, D, {**D, **G}], 1), models=2, trained=trained([0], [0], [1]))
+    assert "exchanges 4 MB of gradients per step" in found["ddp-other-model"].sentence
+
+
+@pytest.mark.parametrize(
+    ("passes", "updates", "about"),
+    [
+        ([D, G], 1, trained([0], [1])),  # the discriminator is frozen during the second pass
+        ([D, {**D, **G}], 1, trained([0], [0, 1])),  # the second update trains both
+        ([{**D, **G}, {**D, **G}], 2, trained([0], [1])),  # two optimizers after each pass
+        ([D, {**D, **G}], 1, trained([0], [])),  # the other update trains none of the models
+        ([D, {**D, **G}], 1, trained([1], [0])),  # the updates do not fit to the passes
+        ([D, {**D, **G}], 1, trained([0], [1], sizes=(3 * MB, MB))),  # nor the bytes
+        ([D, {**D, **G}], 1, {**trained([0], [1]), "updated_models": [[0]] * 5 + [[1]] * 5}),
+        ([D, {**D, **G}], 1, {**trained([0], [1]), "ddp_model_bytes": []}),
+    ],
+)
+def test_gradients_that_an_update_may_use_are_needed(
+    passes: list[dict[int, float]], updates: int, about: dict[str, Any]
+) -> None:
+    assert causes_of(partial(gan, passes, updates), models=2, trained=about) == {}
+
+
+def test_needless_gradients_that_take_little_are_not_named() -> None:
+    tiny, other = {40_000: 0.1}, {10_000: 0.1}
+    sizes = trained([0], [1], sizes=(40_000, 10_000))
+    assert causes_of(partial(gan, [tiny, {**tiny, **other}], 1), models=2, trained=sizes) == {}
+
+
+#: Buckets of twelve modules of 100 kB on average.
+MODULES = {40_000 + 10_000 * number + number * 909: 0.5 + 0.01 * number for number in range(12)}
+CAP = 25 * 2**20
+
+
+def log_of(buckets: dict[int, float]) -> dict[str, Any]:
+    """DDP's log of each of twelve models."""
+    return {"bucket_cap_bytes": CAP, "parameter_bytes": [sum(buckets) // 12]}
+
+
+def wrapped(passes: int, buckets: dict[int, float], script: Script, step: int) -> None:
+    """Passes that each exchange a part of the buckets."""
+    sizes = list(buckets)
+    for number in range(passes):
+        script.forward(10.0)
+        script.backward(20.0, {size: buckets[size] for size in sizes[number::passes]})
+    script.work(1.0, Phase.OPTIMIZER)
+
+
+def test_modules_that_are_wrapped_one_by_one_are_told() -> None:
+    found = causes_of(partial(wrapped, 1, MODULES), models=12, log=log_of(MODULES))
+    assert list(found) == ["ddp-each-module"]
+    cause = found["ddp-each-module"]
+    assert cause.sentence.startswith("12 modules are DDP models of their own")
+    assert "12 buckets of 100 kB" in cause.sentence or "12 buckets of 95" in cause.sentence
+    assert "One DDP model of all modules would make 2 buckets" in cause.sentence
+    # Two calls of one latency replace twelve; nothing hides them in this job.
+    assert 0.05 < saved(cause) < sum(MODULES.values()) / 37
+
+
+LARGE = {20 * size: ms for size, ms in MODULES.items()}
+
+
+@pytest.mark.parametrize(
+    ("passes", "buckets", "settings"),
+    [
+        (12, MODULES, {"models": 12, "log": log_of(MODULES)}),  # each model has its own pass
+        (1, LARGE, {"models": 12, "log": log_of(LARGE)}),
+        (1, MODULES, {"models": 3, "log": log_of(MODULES)}),
+        (1, dict.fromkeys(MODULES, 0.01), {"models": 12, "log": log_of(MODULES)}),
+        (1, MODULES, {"models": 12}),
+    ],
+)
+def test_models_with_passes_of_their_own_or_large_buckets_are_usual(
+    passes: int, buckets: dict[int, float], settings: dict[str, Any]
+) -> None:
+    assert "ddp-each-module" not in causes_of(partial(wrapped, passes, buckets), **settings)
