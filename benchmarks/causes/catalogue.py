@@ -44,6 +44,7 @@ JOBS = {
     "ddp_wrong_pass": "ddp-wrong-pass",
     "ddp_every_pass": "ddp-every-pass",
     "every_pass_computing": "ddp-every-pass",
+    "cached_loss": "ddp-every-pass",
     "ddp_other_model": "ddp-other-model",
     "ddp_buffers": "ddp-buffers",
     "ddp_buffers_batch_norm": "ddp-buffers",
@@ -69,6 +70,8 @@ JOBS = {
     "scalars_one_by_one": "scalars-one-by-one",
     "scalars_gathered": "scalars-one-by-one",
     "norms_one_by_one": "scalars-one-by-one",
+    "positives_of_levels": "scalars-one-by-one",
+    "metric_each_step": "scalars-one-by-one",
     "loss_each_pass": "scalars-every-pass",
     "tensors_one_by_one": "tensors-one-by-one",
     "weights_averaged": "tensors-one-by-one",
@@ -99,6 +102,7 @@ JOBS = {
     "late_embedding": "late-embedding",
     "embedding_computing": "late-embedding",
     "too_many_threads": "too-many-threads",
+    "same_core": "same-core",
     "fewer_batches": "fewer-batches",
 }
 #: Options of `commprof run` that a job needs to show its cause.

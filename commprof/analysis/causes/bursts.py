@@ -12,6 +12,7 @@ from commprof.analysis.causes.gain import Removed
 from commprof.analysis.causes.joined_calls import CallCost
 from commprof.trace.columns import Ints
 from commprof.trace.lookup import among
+from commprof.trace.operations import codes_of
 from commprof.trace.schema import ROOTED
 
 
@@ -21,13 +22,16 @@ class Bursts:
 
     The calls of a burst have the same operation, group and root, lie between the same phases of one
     step, and follow one another without another call between them. The thread waits for each of
-    them.
+    them. Barriers may stand between them, as libraries of metrics make them: one exchange needs
+    none of these.
     """
 
     calls: RankCalls
     #: Row of each call in the rank's table; the next field is the call's burst.
     row: Ints
     burst: Ints
+    #: Mask over the table: the barriers between calls of a burst.
+    barriers: Mask
 
     @cached_property
     def remains(self) -> Mask:
@@ -46,7 +50,7 @@ class Bursts:
         """Mask over the table: calls that become unnecessary if bursts are joined."""
         mask = np.zeros(len(self.calls.table), dtype=bool)
         mask[self.row[~self.remains]] = True
-        return mask
+        return mask | self.barriers
 
     @property
     def all_calls(self) -> Mask:
@@ -88,11 +92,20 @@ class Bursts:
 def bursts(calls: RankCalls, mask: Mask, least: int) -> Bursts:
     """Finds the bursts of at least ``least`` calls in which all calls are masked."""
     table = calls.table
-    chosen = mask & calls.is_blocking & (calls.step >= 0)
+    barrier = among(table.op, *codes_of("barrier")) & calls.is_blocking
+    other = np.flatnonzero(~barrier)
+    chosen = (mask & calls.is_blocking & (calls.step >= 0))[other]
     root = np.where(among(table.op, *ROOTED), table.peer, 0)
-    keys = np.stack([calls.step, calls.segment, table.op, table.group, root, chosen], axis=1)
+    columns = (calls.step, calls.segment, table.op, table.group, root)
+    keys = np.stack([*(column[other] for column in columns), chosen], axis=1)
     begins = np.append(True, (keys[1:] != keys[:-1]).any(axis=1))[: len(keys)]
     number = np.cumsum(begins) - 1
     long = np.bincount(number, minlength=1)[number] >= least if len(number) else chosen
-    row = np.flatnonzero(chosen & long)
-    return Bursts(calls, row, number[row])
+    is_row = chosen & long
+    # A barrier is within a burst if the calls around it are.
+    burst = np.append(np.where(is_row, number, -1), -1)
+    rows = np.flatnonzero(barrier)
+    after = np.searchsorted(other, rows)
+    between = np.zeros(len(table), dtype=bool)
+    between[rows] = (burst[after] >= 0) & (burst[after] == burst[after - 1])
+    return Bursts(calls, other[is_row], number[is_row], between)

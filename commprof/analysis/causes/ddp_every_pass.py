@@ -25,7 +25,9 @@ def exchanging_ns(calls: RankCalls) -> Ints:
     Passes with reduce-scatters are left out: FSDP2 ends its passes in the same way.
     """
     span, table = columns.finalizations(calls.trace).span, calls.table
-    return span.begin_ns[~np.isin(span.key, table.graph_task[table.op == _SCATTER])]
+    of_ddp = ~np.isin(span.key, table.graph_task[table.op == _SCATTER])
+    _, first = np.unique(span.key[of_ddp], return_index=True)  # several models may end one pass
+    return np.sort(span.begin_ns[of_ddp][first])
 
 
 def _needless(calls: RankCalls, copies: bool) -> tuple[Mask, Ints, Ints]:
@@ -57,7 +59,7 @@ def _same_buckets(calls: RankCalls) -> bool:
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    passes = facts.passes(exchanging_ns, lambda first: first.exchanged >= 2)
+    passes = facts.passes(exchanging_ns, lambda first: first.exchanged >= 2, once_each=True)
     if passes is None or passes.usual_share < _USUAL:
         return None
     if passes.last_share < _USUAL or not all(map(_same_buckets, facts.ranks)):

@@ -41,7 +41,7 @@ def _rule(facts: Facts) -> Sighting | None:
     if not caps or min(caps) >= DEFAULT_BYTES:
         return None
     mask, first = buckets_of_ddp(facts.first), facts.first
-    passes = facts.passes(exchanging_ns)
+    passes = facts.passes(exchanging_ns, once_each=True)
     if not mask.any() or passes is None or not passes.exchanged:
         return None
     number = int(mask.sum()) / facts.steps

@@ -16,7 +16,9 @@ _UPDATES = 5
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    passes = facts.passes(exchanging_ns, lambda first: 0 < first.exchanged < first.backward)
+    passes = facts.passes(
+        exchanging_ns, lambda first: 0 < first.exchanged < first.backward, once_each=True
+    )
     if passes is None:
         return None
     if passes.updates < _UPDATES or passes.last_share > 1 - _MOSTLY or facts.ddp_models != 1:

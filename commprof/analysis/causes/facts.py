@@ -358,19 +358,23 @@ class Facts:
         self,
         exchanging_ns: Callable[[RankCalls], Ints],
         matters: Callable[[Passes], bool] = lambda _: True,
+        once_each: bool = False,
     ) -> Passes | None:
         """Counts backward passes between updates; None if the ranks differ or nothing is known.
 
         Args:
             exchanging_ns: returns a time in each backward pass of a rank that exchanged gradients.
+            once_each: True if these are not several times of one pass. Times in the same backward
+                phase then belong to passes that a hook of the outer pass has run, as for cached
+                losses.
             matters: returns False for the first rank's passes if no rule can apply to them; the
                 other ranks' passes are then not counted, and the result is None.
         """
-        first = _passes(self.first, exchanging_ns(self.first))
+        first = _passes(self.first, exchanging_ns(self.first), once_each)
         if first is None or not matters(first):
             return None
         for calls in self.ranks[1:]:
-            passes = _passes(calls, exchanging_ns(calls))
+            passes = _passes(calls, exchanging_ns(calls), once_each)
             if passes is None or (passes.backward, passes.exchanged) != (
                 first.backward,
                 first.exchanged,
@@ -473,7 +477,7 @@ def _on_device(trace: Trace, table: Collectives) -> Mask:
     return mask
 
 
-def _passes(calls: RankCalls, exchanging_ns: Ints) -> Passes | None:
+def _passes(calls: RankCalls, exchanging_ns: Ints, once_each: bool) -> Passes | None:
     """Counts the passes between updates of one rank in its measured steps."""
     phases, steps = columns.phases(calls.trace), columns.steps(calls.trace)
     if not len(calls.begin_ns) or not len(steps):
@@ -491,7 +495,14 @@ def _passes(calls: RankCalls, exchanging_ns: Ints) -> Passes | None:
         return None
     # By exchange: the pass to which it belongs.
     of_pass = np.searchsorted(backward, exchanging, side="right") - 1
-    exchanged = np.bincount(of_pass[of_pass >= 0], minlength=len(backward)) > 0
+    count = np.bincount(of_pass[of_pass >= 0], minlength=len(backward))
+    exchanged = count > 0
+    if once_each and count.max() > 1:
+        inner = (of_pass >= 0) & (count[of_pass] > 1)
+        times = np.concatenate((backward[count <= 1], exchanging[inner]))
+        exchanged = np.concatenate((exchanged[count <= 1], np.ones(int(inner.sum()), dtype=bool)))
+        order = np.argsort(times, kind="stable")
+        backward, exchanged = times[order], exchanged[order]
     before = np.searchsorted(update, backward, side="right")
     whole = before < len(update)
     number = np.bincount(before[whole], minlength=len(update))

@@ -41,6 +41,7 @@ from commprof.analysis.causes import (
     rank_alone,
     rank_busier,
     ranks_in_turns,
+    same_core,
     scalars_every_pass,
     scalars_one_by_one,
     slow_interface,
@@ -108,6 +109,7 @@ CAUSES: Final[tuple[CatalogueCause, ...]] = (
     uneven_batches.CAUSE,
     late_embedding.CAUSE,
     too_many_threads.CAUSE,
+    same_core.CAUSE,
     slow_interface.CAUSE,
     fewer_batches.CAUSE,
 )

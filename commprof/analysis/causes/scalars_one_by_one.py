@@ -12,10 +12,12 @@ from commprof.analysis.causes.gain import saving_without
 from commprof.analysis.causes.pickled_objects import of_objects
 from commprof.analysis.evidence import Figure
 from commprof.text import counted, in_bytes
-from commprof.trace.schema import OPS
+from commprof.trace.schema import OPS, Phase
 
 #: A call of up to this size (64 numbers of float32) takes as long as a call of one byte.
 _SCALAR_BYTES = 256
+#: A call within forward of up to this size holds single numbers; statistics of layers are larger.
+_NUMBERS_BYTES = 16
 #: Least number of calls that follow one another.
 _LEAST = 3
 _OPS = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor")
@@ -32,9 +34,36 @@ def small(calls: RankCalls) -> Mask:
     return mask
 
 
+def of_loss(calls: RankCalls) -> Mask:
+    """Small calls of a loss that is computed in the forward pass, such as numbers of samples.
+
+    They follow one another with hardly any work between them, and nothing like them is in backward:
+    the statistics of a layer are between computations of layers, and have gradients.
+    """
+    mask: Mask = (
+        calls.chosen(_OPS)
+        & (calls.phase == Phase.FORWARD)
+        & ~calls.in_backward
+        & (calls.size_bytes <= _NUMBERS_BYTES)
+        & calls.is_blocking
+        & ~of_objects(calls)
+    )
+    if not mask.any():
+        return mask
+    inner = calls.chosen(_OPS) & calls.in_backward & (calls.size_bytes <= _SCALAR_BYTES)
+    if np.isin(calls.table.group[inner & calls.is_blocking], calls.table.group[mask]).any():
+        return np.zeros(len(mask), dtype=bool)
+    found = bursts(calls, mask, _LEAST)
+    same = found.burst[1:] == found.burst[:-1]
+    earlier, later = found.row[:-1][same], found.row[1:][same]
+    work_ns = (calls.table.issue_ns[later] - calls.wait_end_ns[earlier]).sum()
+    blocked_ns = calls.blocked_ns(found.all_calls)
+    return found.all_calls if work_ns <= blocked_ns else np.zeros(len(mask), dtype=bool)
+
+
 def _rule(facts: Facts) -> Sighting | None:
     rows = facts.on_all_ranks(
-        lambda calls: bursts(calls, small(calls), _LEAST),
+        lambda calls: bursts(calls, small(calls) | of_loss(calls), _LEAST),
         lambda row: row.calls.per_step(row.all_calls) >= 1,
     )
     if not rows:
@@ -82,7 +111,10 @@ CAUSE = CatalogueCause(
     looks_like=(
         f"In a typical step at least {_LEAST} calls of one operation and group, of at most "
         f"{_SCALAR_BYTES} bytes each, follow one another outside of forward and backward, the "
-        "training thread waits for each, and no phase lies between them. The time from the end of "
+        "training thread waits for each, and no phase lies between them. So do calls of at most "
+        f"{_NUMBERS_BYTES} bytes within forward, as of a loss, if nothing like them is in backward "
+        "and the ranks wait longer than they "
+        "work between them. Barriers between calls count as calls. The time from the end of "
         f"the first to the end of the last is at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(

@@ -8,6 +8,7 @@ from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.ddp_small_buckets import buckets_of_ddp
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
 from commprof.analysis.causes.gain import Removed, saving_without
+from commprof.analysis.causes.scalars_one_by_one import of_loss
 from commprof.analysis.evidence import Figure
 from commprof.text import counted, in_bytes, in_ms
 from commprof.trace.columns import Ints
@@ -26,7 +27,7 @@ _SHARE = 0.05
 
 def _forward(calls: RankCalls, group: Ints) -> Mask:
     mask: Mask = calls.chosen(_OPS) & (calls.phase == Phase.FORWARD) & ~calls.in_backward
-    return mask & np.isin(calls.table.group, group) & calls.is_blocking
+    return mask & np.isin(calls.table.group, group) & calls.is_blocking & ~of_loss(calls)
 
 
 def _statistics(calls: RankCalls, world_size: int) -> tuple[Mask, Mask]:
@@ -106,7 +107,7 @@ CAUSE = CatalogueCause(
     ),
     gain_note=(
         "The steps are replayed without these calls. The result changes: each rank then uses "
-        "statistics of its own batch."
+        "statistics of its own batch. Compute that another norm spares is not counted."
     ),
     fix=(
         "# this changes the result: a rank then normalises by its own samples.\n"

@@ -18,7 +18,7 @@ def _rule(facts: Facts) -> Sighting | None:
     context, world = {**facts.context, "threads_per_rank": threads}, facts.world
     if threads < 2 or not crowded(context, world):
         return None
-    share = _without_core(facts)
+    share = without_core(facts)
     if not share >= WORTH_NAMING:
         return None
     cores = usable_cores(context["machine"])
@@ -39,7 +39,7 @@ def _fix(facts: Facts, call: str) -> str:
     return site.source.edit("in place of", *site.source.span(site.statement), call)
 
 
-def _without_core(facts: Facts) -> float:
+def without_core(facts: Facts) -> float:
     """Fraction of the step in which training threads were ready to run and had no core."""
     parts = facts.world.parts
     waiting = 0.0 if math.isnan(parts.no_core_ms) else parts.no_core_ms / parts.step_ms

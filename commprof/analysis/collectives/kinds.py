@@ -28,8 +28,12 @@ from commprof.units import ns_to_ms
 
 #: The sizes of a kind are grouped by powers of two if there are more of them than this.
 _FEW_SIZES = 8
-#: Paths of frames that are not the caller: those of torch, and commprof's wrappers of it.
-_NOT_THE_CALLER = ("/site-packages/torch/", "/dist-packages/torch/", "/commprof/capture/")
+#: Parts of frames that are not the caller: those of torch, commprof's wrappers of it, and the files
+#: of decorators, such as ``deprecated`` of typing_extensions, by which torch wraps some functions.
+_NOT_THE_CALLER = (
+    *("/site-packages/torch/", "/dist-packages/torch/", "/commprof/capture/"),
+    *("/typing_extensions.py:", "/contextlib.py:", "/functools.py:"),
+)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,34 @@
+"""A metric is synchronised in every step with a barrier, sizes and values; the twin adds it up."""
+
+import common
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+common.begin()
+ddp = DistributedDataParallel(common.sleeping(2, 64, 3))
+optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
+
+
+def gathered(value: torch.Tensor) -> torch.Tensor:
+    """The values of all ranks, as libraries of metrics gather each state."""
+    dist.barrier()
+    size = torch.tensor(value.shape)
+    sizes = [torch.zeros_like(size) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, size)
+    values = [torch.zeros_like(value) for _ in sizes]
+    dist.all_gather(values, value)
+    return torch.cat(values)
+
+
+total, weight = torch.zeros(1), torch.zeros(1)
+for step in common.steps():
+    loss = ddp(torch.randn(16, 64)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    total += loss.detach()
+    weight += 1
+    if not common.FIXED or step % 100 == 50:
+        shown = (gathered(total).sum() / gathered(weight).sum()).item()
+common.end()

@@ -1,0 +1,144 @@
+"""Mistakes of public reports in hooks, losses, metrics and launchers, and healthy look-alikes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from commprof.trace.schema import Phase
+from tests.support.builders.caused import Script, causes_of, saved
+
+MB = 1_000_000
+
+
+def cached(synced: tuple[int, ...], script: Script, step: int) -> None:
+    """A cached loss: four inner passes of 5 ms in a hook of the outer one, some exchange 3 ms."""
+    script.forward(10.0)
+    begin = script._now
+    for micro in range(4):
+        script.now_ms += 5.0
+        task = script.passes
+        script.passes += 1
+        if micro in synced:
+            issue = script._now
+            script.now_ms += 3.0
+            script.rank.collective(10 * step + micro, issue, script._now, 8 * MB, task, dtype=1)
+            script.rank.finalize(issue, script._now, 0, graph_task=task)
+    script.rank.phase(Phase.BACKWARD, begin, script._now)
+    script.work(1.0, Phase.OPTIMIZER)
+
+
+def test_passes_within_a_hook_of_the_loss_count_as_micro_batches() -> None:
+    found = causes_of(partial(cached, (0, 1, 2, 3)))
+    assert list(found) == ["ddp-every-pass"]
+    assert "in all 4 backward passes before an update" in found["ddp-every-pass"].sentence
+    # Three of four exchanges of 3 ms go, in a step of 43 ms.
+    assert saved(found["ddp-every-pass"]) == pytest.approx(9 / 43, abs=1e-3)
+
+
+def test_an_exchange_of_the_last_pass_within_a_hook_is_right() -> None:
+    assert causes_of(partial(cached, (3,))) == {}
+
+
+def loss(
+    count: int, size: int, work_ms: float, in_backward: bool, script: Script, step: int
+) -> None:
+    """A forward pass that ends with calls of 1 ms, with work before each."""
+
+    def reduced() -> None:
+        script.now_ms += work_ms
+        script.call(size=size)
+
+    begin = script._now
+    script.now_ms += 10.0
+    for _ in range(count):
+        reduced()
+    script.rank.phase(Phase.FORWARD, begin, script._now)
+    if in_backward:
+        begin = script._now
+        for _ in range(count):
+            script.now_ms += work_ms
+            script.call(size=size, graph_task=script.passes)
+        script.rank.phase(Phase.BACKWARD, begin, script._now)
+    script.backward(20.0, {4 * MB: 2.0})
+    script.work(1.0, Phase.OPTIMIZER)
+
+
+def test_numbers_that_a_loss_reduces_in_forward_can_be_joined() -> None:
+    found = causes_of(partial(loss, 6, 4, 0.1, False))
+    assert list(found) == ["scalars-one-by-one"]
+    assert "6 all_reduce calls per step of 4 bytes" in found["scalars-one-by-one"].sentence
+    # Of 6 calls of 1 ms and 0.1 ms of work before each, one remains, in steps of 39.6 ms.
+    assert saved(found["scalars-one-by-one"]) == pytest.approx(5.5 / 39.6, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "work_ms", "in_backward", "named"),
+    [
+        (2, 4, 0.1, False, set()),  # two numbers
+        (6, 4, 3.0, False, {"statistics-each-layer"}),  # layers compute between the calls
+        (6, 12, 0.1, True, {"statistics-each-layer"}),  # statistics have gradients
+        (6, 28, 0.1, False, {"statistics-each-layer"}),  # of three channels
+    ],
+)
+def test_calls_of_layers_in_forward_are_no_scalars_of_a_loss(
+    count: int, size: int, work_ms: float, in_backward: bool, named: set[str]
+) -> None:
+    assert set(causes_of(partial(loss, count, size, work_ms, in_backward))) == named
+
+
+def metrics(states: int, script: Script, step: int) -> None:
+    """Each state of a metric has a barrier, a size and a value, of 1 ms each."""
+    script.forward(10.0)
+    script.backward(20.0, {4 * MB: 2.0})
+    script.work(1.0, Phase.OPTIMIZER)
+    for _ in range(states):
+        script.call("barrier", 0)
+        script.call("all_gather", 8, dtype="Long")
+        script.call("all_gather", 4)
+
+
+def test_barriers_between_the_states_of_a_metric_belong_to_them() -> None:
+    found = causes_of(partial(metrics, 2))
+    assert next(iter(found)) == "scalars-one-by-one"
+    cause = found["scalars-one-by-one"]
+    assert "4 all_gather calls per step" in cause.sentence
+    # A gather of each type remains; two go, and the barrier between them, of 39 ms.
+    assert saved(cause) == pytest.approx(3 / 39, abs=1e-3)
+    assert saved(found["barrier-each-step"]) == pytest.approx(2 / 39, abs=1e-3)
+
+
+def test_a_single_state_of_a_metric_is_not_joined_with_anything() -> None:
+    assert causes_of(partial(metrics, 1)) == {}
+
+
+def bound(no_core_ms: float, cpus: tuple[str, str], count: int, script: Script, step: int) -> None:
+    """Ranks that are bound to a CPU each, and lack a core for some time."""
+    machine: dict[str, Any] = script.rank.metadata["machine"]
+    machine |= {"usable_cpus": [cpus[script.rank.rank]], "usable_cpu_count": 1, "cpu_count": count}
+    begin = script._now
+    script.forward(10.0)
+    script.rank.no_core(begin, begin + 10_000_000, round(no_core_ms * 1e6))
+    script.backward(20.0, {4 * MB: 2.0})
+    script.work(1.0, Phase.OPTIMIZER)
+
+
+def test_ranks_on_the_same_core_of_a_larger_host_are_told() -> None:
+    found = causes_of(partial(bound, 6.0, ("3", "3"), 8))
+    assert list(found) == ["same-core"]
+    assert "2 ranks of a host are bound to core 3, and the host has 8 cores" in (
+        found["same-core"].sentence
+    )
+    assert found["same-core"].share == pytest.approx(6 / 33, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("no_core_ms", "cpus", "count"),
+    [(6.0, ("0", "1"), 8), (0.5, ("3", "3"), 8), (6.0, ("0", "0"), 1)],
+)
+def test_ranks_with_cores_of_their_own_or_without_others_are_usual(
+    no_core_ms: float, cpus: tuple[str, str], count: int
+) -> None:
+    assert "same-core" not in causes_of(partial(bound, no_core_ms, cpus, count))
