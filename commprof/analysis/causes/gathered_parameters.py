@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
@@ -46,6 +48,25 @@ def _holds_model(calls: RankCalls, mask: Mask) -> bool:
     return least > 0 and int((sent >= least).sum()) > steps / 2
 
 
+def _removed(calls: RankCalls, mask: Mask, ranks: int) -> Removed:
+    """The gathers, and the work between two of them that whole tensors take more than shards.
+
+    This work is at tensors that ``ranks`` ranks hold in equal parts.
+    """
+    whole = Removed.whole(calls, mask)
+    rows = np.flatnonzero(mask & (calls.wait_end_ns > 0))
+    follows = (np.diff(rows) == 1) & (np.diff(calls.segment[rows]) == 0)
+    follows &= np.diff(calls.step[rows]) == 0
+    end_ns = calls.table.issue_ns[rows[1:]][follows]
+    gap_ns = np.maximum(end_ns - calls.wait_end_ns[rows[:-1]][follows], 0)
+    begin_ns = end_ns - (gap_ns * (1 - 1 / ranks)).astype(np.int64)
+    begin = np.concatenate((whole.begin_ns, begin_ns))
+    order = np.argsort(begin, kind="stable")
+    return replace(
+        whole, begin_ns=begin[order], end_ns=np.concatenate((whole.end_ns, end_ns))[order]
+    )
+
+
 def _rule(facts: Facts) -> Sighting | None:
     if facts.world.communication.sharding is None:
         return None
@@ -68,7 +89,9 @@ def _rule(facts: Facts) -> Sighting | None:
         f"{counted(round(first.per_step(mask)), 'call')}{at_line(line)}, for {in_ms(ms)}. An "
         "average of the weights can be kept as shards.",
         share,
-        saving_without(facts, [Removed.whole(calls, mask) for calls, mask in of_ranks]),
+        saving_without(
+            facts, [_removed(calls, mask, facts.world.world_size) for calls, mask in of_ranks]
+        ),
         line,
     )
 
@@ -93,8 +116,9 @@ CAUSE = CatalogueCause(
         "generates with the new weights does need them whole, once per round of generation."
     ),
     gain_note=(
-        "The steps are replayed without these gathers. Averaging shards instead of whole tensors "
-        "also takes less compute, which is not counted."
+        "The steps are replayed without these gathers, and of the work between one gather and the "
+        "next, which averages whole tensors, only the part of a rank's own shards remains. The "
+        "work after the last gather is not known, and stays."
     ),
     fix=(
         "# YOUR_AVERAGES = [p.detach().to_local().clone()\n"
