@@ -22,8 +22,8 @@ for step in common.steps():
     optimizer.step()
     optimizer.zero_grad()
     if step % 10 == 9 and rank == 0:
-        saving = threading.Thread(target=save)
-        saving.start()
-        if not common.FIXED:
-            saving.join()
+        if common.FIXED:
+            threading.Thread(target=save).start()
+        else:
+            save()
 common.end()

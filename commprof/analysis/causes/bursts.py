@@ -22,15 +22,14 @@ class Bursts:
 
     The calls of a burst have the same operation, group and root, lie between the same phases of one
     step, and follow one another without another call between them. The thread waits for each of
-    them. Barriers may stand between them, as libraries of metrics make them: one exchange needs
-    none of these.
+    them. Barriers may stand before them, as libraries of metrics make one before each exchange.
     """
 
     calls: RankCalls
     #: Row of each call in the rank's table; the next field is the call's burst.
     row: Ints
     burst: Ints
-    #: Mask over the table: the barriers between calls of a burst.
+    #: Mask over the table: the barriers before calls of bursts, of the same segment.
     barriers: Mask
 
     @cached_property
@@ -102,10 +101,11 @@ def bursts(calls: RankCalls, mask: Mask, least: int) -> Bursts:
     number = np.cumsum(begins) - 1
     long = np.bincount(number, minlength=1)[number] >= least if len(number) else chosen
     is_row = chosen & long
-    # A barrier is within a burst if the calls around it are.
-    burst = np.append(np.where(is_row, number, -1), -1)
     rows = np.flatnonzero(barrier)
     after = np.searchsorted(other, rows)
-    between = np.zeros(len(table), dtype=bool)
-    between[rows] = (burst[after] >= 0) & (burst[after] == burst[after - 1])
-    return Bursts(calls, other[is_row], number[is_row], between)
+    rows, after = rows[after < len(other)], after[after < len(other)]
+    same = calls.segment[rows] == calls.segment[other[after]]
+    same &= calls.step[rows] == calls.step[other[after]]
+    before = np.zeros(len(table), dtype=bool)
+    before[rows] = is_row[after] & same
+    return Bursts(calls, other[is_row], number[is_row], before)

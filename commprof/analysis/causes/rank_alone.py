@@ -13,7 +13,7 @@ from commprof.analysis.causes.catalogue_cause import (
 from commprof.analysis.causes.facts import Facts
 from commprof.analysis.causes.turns import LEAST_MS, LongSteps, long_steps, saving_without
 from commprof.analysis.evidence import Figure
-from commprof.text import in_ms
+from commprof.text import in_ms, percent_digits
 from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.schema import PHASES, Phase
@@ -24,6 +24,9 @@ _MOSTLY = 0.8
 #: Least number of long steps of that rank, and their largest fraction of all steps: a rank that is
 #: late in more steps is a slow rank.
 _LEAST, _MOST_SHARE = 2, 0.5
+#: Functions by whose names scripts and libraries save checkpoints, and evaluate.
+_SAVING = ("save", "save_checkpoint", "save_model", "save_pretrained", "save_state")
+_EVALUATING = ("eval", "evaluate", "evaluation", "validate", "validation", "test")
 #: At least this fraction of the unusual work must lie outside of backward, loading and updates.
 _OUTSIDE = 0.7
 
@@ -43,22 +46,42 @@ def _rule(facts: Facts) -> Sighting | None:
     passes = _more_forwards(facts, position, np.flatnonzero(steps.is_long[position]))
     ms = ns_to_ms(float(by_rank[position]) / number)
     evaluates = passes > 0
+    saves = not evaluates and _saves(facts)
+    divided, whole = (
+        saving_without(facts, steps, [position], is_divided=is_divided)
+        for is_divided in (True, False)
+    )
     what, instead = "works alone (a checkpoint, a log, an evaluation)", ""
     if evaluates:
         what = f"evaluates alone ({passes:.0f} more forward passes)"
-    else:
-        divided = in_ms(ms / facts.world.world_size)
+    elif saves:
+        what = "saves a checkpoint alone"
         instead = (
-            " Nobody waits for work in the background; divided over the ranks, it would still "
-            f"take {divided} each time."
+            " Writing it in the background wins more than to divide it over the ranks, which "
+            f"saves {percent_digits(divided.saved.value)} % of the step."
+        )
+    else:
+        instead = (
+            " A checkpoint that is written in the background keeps nobody waiting: this saves up "
+            f"to {percent_digits(whole.saved.value)} % of the step, more than to divide the work "
+            "over the ranks."
         )
     return Sighting(
         f"Rank {rank} {what} {_how_often(steps, position)}, and the other ranks wait for it, "
         f"{in_ms(ms)} each time.{instead}",
         steps.share(facts.step_ns),
-        saving_without(facts, steps, [position], is_divided=evaluates),
+        whole if saves else divided,
         fix=_FIX if evaluates else _ASYNCHRONOUS,
     )
+
+
+def _saves(facts: Facts) -> bool:
+    """True if the script's loops save something and call no function that evaluates."""
+    saving, evaluating = (
+        any(site.loop is not None for site in facts.script.places(*names))
+        for names in (_SAVING, _EVALUATING)
+    )
+    return saving and not evaluating
 
 
 def _is_outside(steps: LongSteps, position: int) -> bool:
@@ -116,9 +139,10 @@ CAUSE = CatalogueCause(
         "which wins more than to divide it, and a log be written less often."
     ),
     gain_note=(
-        "If the rank makes more forward passes, the steps are replayed as if every rank evaluated "
-        "an equal part; if not, without the work, as if it was done in the background. Copying "
-        "what is written there, and cores that the writing takes from training, are not counted."
+        "The steps are replayed as if every rank did an equal part of the work. If the script's "
+        "loop saves and does not evaluate, they are replayed without the work, as if it was done "
+        "in the background; copying what is written there, and cores that the writing takes from "
+        "training, are not counted."
     ),
     fix=_FIX,
     source="https://github.com/pytorch/pytorch/issues/54059",

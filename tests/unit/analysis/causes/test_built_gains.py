@@ -194,19 +194,16 @@ def loading(script: Script, step: int, fixed: bool) -> None:
     updated(script)
 
 
-def alone(script: Script, step: int, fixed: bool) -> None:
-    """Rank 0 saves for 60 ms in every fifth step, in the twin in the background."""
-    if step % 5 == 4 and script.rank.rank == 0 and not fixed:
-        script.work(60.0)
-    passed(script, step)
-    updated(script)
+def alone(forwards: int, script: Script, step: int, fixed: bool) -> None:
+    """Rank 0 works alone for 60 ms in every fifth step; in the twin each rank does its part.
 
-
-def evaluated(script: Script, step: int, fixed: bool) -> None:
-    """Rank 0 evaluates for 60 ms in every fifth step; in the twin each rank does its part."""
+    ``forwards``: number of forward passes that the work consists of; 0 for other work.
+    """
     if step % 5 == 4 and (script.rank.rank == 0 or fixed):
-        for _ in range(4):
-            script.forward(15.0 / RANKS if fixed else 15.0)
+        whole = 60.0 / RANKS if fixed else 60.0
+        for _ in range(forwards):
+            script.forward(whole / forwards)
+        script.work(0.0 if forwards else whole)
     passed(script, step)
     updated(script)
 
@@ -428,8 +425,8 @@ BUILT: list[tuple[str, Body, dict[str, Any]]] = [
     ("compiled-anew", compiled, {}),
     ("garbage-in-turns", garbage, {}),
     ("late-loading", loading, {}),
-    ("rank-alone", alone, {}),
-    ("rank-alone", evaluated, {}),
+    ("rank-alone", partial(alone, 0), {}),
+    ("rank-alone", partial(alone, 4), {}),
     ("rank-busier", logging, {}),
     ("ranks-in-turns", in_turns, {}),
     ("uneven-batches", uneven, {}),
