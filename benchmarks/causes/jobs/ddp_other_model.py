@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 common.begin()
 scaled = nn.Sequential(common.Slept(64, 2), nn.Linear(64, 256), nn.Linear(256, 64))
-judging = nn.Sequential(common.Slept(64, 3), nn.Linear(64, 8192), nn.ReLU(), nn.Linear(8192, 128))
+judging = nn.Sequential(common.Slept(64, 3), nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 64))
 generator, discriminator = map(DistributedDataParallel, (scaled, judging))
 optimizers = [torch.optim.SGD(model.parameters(), 1e-3) for model in (generator, discriminator)]
 for _ in common.steps():

@@ -120,6 +120,28 @@ def _of_sizes(size_bytes: Ints, rows: Ints, like: Ints) -> Ints:
     return np.array([] if +wanted else chosen, dtype=np.int64)
 
 
+def _removed(calls: RankCalls, mask: Mask, copies: bool) -> Removed:
+    """The masked buckets, and the share that they have of their passes' copies of gradients.
+
+    DDP copies gradients out of the buckets at the end of a pass. If it ``copies`` them into the
+    buckets too, this takes as long, before the end of the pass.
+    """
+    final, table = columns.finalizations(calls.trace), calls.table
+    span = final.span
+    ends = np.flatnonzero(np.isin(span.key, np.unique(table.graph_task[mask])))
+    begin_ns, end_ns = [], []
+    for row in ends.tolist():
+        of_pass = table.graph_task == span.key[row]
+        share = table.bytes_in[of_pass & mask].sum() / max(1, table.bytes_in[of_pass].sum())
+        copied = span.end_ns[row] - span.begin_ns[row] - final.blocked_ns[row]
+        moved = int(copied * share)
+        begin_ns += [span.begin_ns[row] - moved * copies, span.end_ns[row] - moved]
+        end_ns += [span.begin_ns[row], span.end_ns[row]]
+    edges = np.array([begin_ns, end_ns], dtype=np.int64).reshape(2, -1)
+    edges = edges[:, np.argsort(edges[0], kind="stable")]
+    return Removed(mask, edges[0], edges[1])
+
+
 def _look(calls: RankCalls) -> Mask:
     nothing = np.zeros(len(calls.table), dtype=bool)
     trained = trained_by(calls.trace.metadata)
@@ -150,13 +172,15 @@ def _rule(facts: Facts) -> Sighting | None:
     share = facts.share(exposed)
     if not share >= WORTH_NAMING:
         return None
+    views = facts.logged("gradient_as_bucket_view")
+    copies = bool(views) and not any(views) and not facts.on_device
     size = float(np.mean([calls.size_bytes[mask].sum() for calls, mask in masks])) / facts.steps
     return Sighting(
         f"DDP exchanges {in_bytes(size)} of gradients per step for nothing: a pass that leads to "
         "the update of one model also exchanges the gradients of another, which computes and "
         "exchanges them anew before its own update, as the discriminator of a GAN does.",
         share,
-        saving_without(facts, [Removed.only(mask) for _, mask in masks]),
+        saving_without(facts, [_removed(calls, mask, copies) for calls, mask in masks]),
     )
 
 
@@ -179,8 +203,9 @@ CAUSE = CatalogueCause(
         "are neither computed nor exchanged, and the generator gets the same gradients."
     ),
     gain_note=(
-        "The steps are replayed without the buckets of this model in these passes. Frozen weights "
-        "also spare the compute of their gradients, which is not counted: the fix wins more."
+        "The steps are replayed without the buckets of this model in these passes, and without "
+        "DDP's copies of gradients into and out of them. Frozen weights also spare the compute of "
+        "their gradients, which is not counted: the fix wins more."
     ),
     fix=(
         "YOUR_DISCRIMINATOR.requires_grad_(False)  # for the generator's pass\n"

@@ -41,7 +41,7 @@ _ARGUMENTS = {
 _NUMBERS_BYTES = 2**12
 #: Objects are exchanged in at least this many steps and this fraction of the steps: an evaluation
 #: now and then may gather its results.
-_LEAST_STEPS, _LEAST_FRACTION = 4, 0.05
+_LEAST_STEPS, _LEAST_FRACTION = 4, 0.15
 _FIX_OF_BROADCASTS = (
     "import torch.distributed as dist\n\n"
     "values = torch.tensor(YOUR_NUMBERS)  # on the GPU if the group is NCCL's\n"

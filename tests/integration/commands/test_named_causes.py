@@ -47,6 +47,8 @@ def report(job: str, fixed: bool, directory: Path) -> tuple[dict[str, Any], str]
     [
         ("ddp_every_pass", "ddp-every-pass", "", "in all 4 backward passes before an"),
         ("ddp_wrong_pass", "ddp-wrong-pass", "", "The ranks' weights drift apart"),
+        ("ddp_other_model", "ddp-other-model", "", "of gradients per step for nothing"),
+        ("cached_loss", "ddp-every-pass", "", "in all 4 backward passes before an"),
         ("scalars_one_by_one", "scalars-one-by-one", "dist.all_reduce(value)", "24 all_reduce"),
     ],
 )

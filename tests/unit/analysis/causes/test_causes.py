@@ -288,7 +288,7 @@ def test_objects_of_every_fifth_step_are_named_with_what_fewer_exchanges_win() -
 
 
 @pytest.mark.parametrize(
-    ("every", "steps", "ms"), [(5, 41, 0.5 + 1.0), (20, 41, 60.0), (5, 12, 12.0)]
+    ("every", "steps", "ms"), [(5, 41, 0.5 + 1.0), (10, 41, 60.0), (5, 12, 12.0)]
 )
 def test_objects_gathered_now_and_then_are_not_named(every: int, steps: int, ms: float) -> None:
     """They take little, or belong to an evaluation, or were seen too seldom."""
