@@ -222,16 +222,16 @@ def _is_plain(value: object, shape: Shape) -> bool:
 
 
 def _members(value: Mapping[str, Any], shape: dict[str, Shape], where: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for key, inner in shape.items():
         if key in value:
-            item = value[key]
-            if not _is_plain(item, inner):
-                item = checked(item, inner, f"{where}.{key}" if where else key)
-            found[key] = item
+            member = value[key]
+            if not _is_plain(member, inner):
+                member = checked(member, inner, f"{where}.{key}" if where else key)
+            members[key] = member
         elif not _may_be_null(inner):
             raise ValueError(f"{where}.{key} is missing" if where else f"{key} is missing")
-    return found
+    return members
 
 
 def _items(value: object, shape: Any, where: str) -> Any:

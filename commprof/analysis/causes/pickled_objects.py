@@ -227,8 +227,8 @@ CAUSE = CatalogueCause(
     gain_note=(
         "The steps are replayed without the calls, pickling and unpickling if objects are to be "
         f"exchanged in few steps; for pickles of at most {_NUMBERS_BYTES // 2**10} KiB, which a "
-        "tensor can replace, with one call with a tensor in place of both calls of each object. Not "
-        "predicted if pickling was not recorded, as by other tools."
+        "tensor can replace, with one call with a tensor in place of both calls of each object. "
+        "Not predicted if pickling was not recorded, as by other tools."
     ),
     fix=(
         "import torch.distributed as dist\n\n"
