@@ -141,7 +141,7 @@ class TrainedParameters:
         of_models: list[dict[int, int]] = []
         for model in self._models():
             untrained += untrained_modules(model, set(own))
-            of_models.append({id(one): _bytes(one) for _, one in reduced(model)})
+            of_models.append({id(weight): _bytes(weight) for _, weight in reduced(model)})
             chosen = set(of_models[-1])
             by_ddp |= chosen
             ignored |= {id(parameter) for parameter in model.parameters()} - chosen
@@ -158,7 +158,7 @@ class TrainedParameters:
             "untrained_modules": untrained if len(untrained) <= _MOST_MODULES else [],
             "ddp_model_bytes": [sum(sizes.values()) for sizes in of_models],
             "updated_models": [
-                [place for place, sizes in enumerate(of_models) if not update.isdisjoint(sizes)]
+                [number for number, sizes in enumerate(of_models) if not update.isdisjoint(sizes)]
                 for update in self._by_update
             ],
         }

@@ -211,11 +211,12 @@ def clock_error_us(clocks: Sequence[ClockMap] | None, traces: Sequence[Trace]) -
     if clocks is None:
         return math.nan
     of_clocks: dict[int, list[int]] = {}
-    for place, clock in enumerate(clocks):
-        of_clocks.setdefault(id(clock), []).append(place)
+    for position, clock in enumerate(clocks):
+        of_clocks.setdefault(id(clock), []).append(position)
     worst_ns = [0.0]
-    for places in of_clocks.values():
-        clock, of_ranks = clocks[places[0]], [traces[place].records for place in places]
+    for positions in of_clocks.values():
+        clock = clocks[positions[0]]
+        of_ranks = [traces[rank].records for rank in positions]
         if not clock.is_same_clock:
             issued_ns = columns_of(of_ranks, Kind.ISSUE, "timestamp_ns").astype(np.int64)
             worst_ns.append(clock.error(issued_ns).max(initial=0.0))
@@ -229,11 +230,11 @@ def comparisons(traces: Sequence[Trace]) -> ClockMap | None:
     """
     of_ranks = [trace.records for trace in traces]
     # A signed offset is recorded as its two's complement.
-    at, offset, error = (
+    compared_ns, offset, error = (
         columns_of(of_ranks, Kind.CLOCK, name).astype(np.uint64).view(np.int64)
         for name in ("timestamp_ns", "value", "bytes_in")
     )
-    return fit(at, offset, error) if len(at) else None
+    return fit(compared_ns, offset, error) if len(compared_ns) else None
 
 
 def _clock(trace: Trace) -> _Clock:

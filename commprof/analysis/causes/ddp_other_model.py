@@ -43,19 +43,19 @@ class _Pass:
 def _cycle(updated: Sequence[Models]) -> list[Models]:
     """The models of each update, of one cycle of updates; empty if the updates have no cycle."""
     for length in range(1, len(updated) // 2 + 1):
-        if all(updated[place] == updated[place % length] for place in range(len(updated))):
+        if all(updated[position] == updated[position % length] for position in range(len(updated))):
             return list(updated[:length])
     return []
 
 
 def _sets(model_bytes: Sequence[int]) -> dict[int, Models]:
     """The set of models by the bytes of its gradients, without bytes that several sets have."""
-    found: dict[int, list[Models]] = {}
+    by_bytes: dict[int, list[Models]] = {}
     numbers = [number for number, size in enumerate(model_bytes) if size]
     for count in range(1, len(numbers) + 1):
         for chosen in combinations(numbers, count):
-            found.setdefault(sum(model_bytes[n] for n in chosen), []).append(frozenset(chosen))
-    return {size: sets[0] for size, sets in found.items() if len(sets) == 1}
+            by_bytes.setdefault(sum(model_bytes[n] for n in chosen), []).append(frozenset(chosen))
+    return {size: sets[0] for size, sets in by_bytes.items() if len(sets) == 1}
 
 
 def _passes(calls: RankCalls, sets: dict[int, Models]) -> list[_Pass]:
@@ -73,7 +73,7 @@ def _passes(calls: RankCalls, sets: dict[int, Models]) -> list[_Pass]:
             return []
         issue_ns = calls.table.issue_ns[of_pass[0]]
         passes.append(_Pass(of_pass, models, int(np.searchsorted(update_ns, issue_ns))))
-    return sorted(passes, key=lambda each: int(calls.table.issue_ns[each.rows[0]]))
+    return sorted(passes, key=lambda backward: int(calls.table.issue_ns[backward.rows[0]]))
 
 
 def _needless(calls: RankCalls, passes: list[_Pass], cycle: list[Models]) -> Mask | None:
@@ -82,32 +82,36 @@ def _needless(calls: RankCalls, passes: list[_Pass], cycle: list[Models]) -> Mas
     None if the passes do not fit to the updates, so that nothing is known.
     """
     table, mask = calls.table, np.zeros(len(calls.table), dtype=bool)
-    alone = {each.models: each.rows for each in reversed(passes)}
+    alone = {backward.models: backward.rows for backward in reversed(passes)}
     usual: dict[tuple[Models, int], list[int]] = {}
-    for place, each in enumerate(passes):
-        before = passes[place + 1].update if place + 1 < len(passes) else each.update + 1
-        updated = [cycle[number % len(cycle)] for number in range(each.update, before)]
-        if updated and not frozenset[int]().union(*updated) & each.models:
+    for position, backward in enumerate(passes):
+        before = passes[position + 1].update if position + 1 < len(passes) else backward.update + 1
+        updated = [cycle[number % len(cycle)] for number in range(backward.update, before)]
+        if updated and not frozenset[int]().union(*updated) & backward.models:
             return None
-        again = [model for model in each.models if _is_again(model, place, passes, cycle)]
+        again = [model for model in backward.models if _is_again(model, position, passes, cycle)]
         # What follows the last passes was not recorded: it is what follows such passes before.
-        again = usual.setdefault((each.models, each.update % len(cycle)), again)
+        again = usual.setdefault((backward.models, backward.update % len(cycle)), again)
         for model in again:
             sizes = alone.get(frozenset([model]))
-            rows = each.rows if sizes is None else _of_sizes(table.bytes_in, each.rows, sizes)
-            if len(again) < len(each.models) and sizes is None:
+            rows = (
+                backward.rows if sizes is None else _of_sizes(table.bytes_in, backward.rows, sizes)
+            )
+            if len(again) < len(backward.models) and sizes is None:
                 continue
             mask[rows] = True
     return mask
 
 
-def _is_again(model: int, place: int, passes: list[_Pass], cycle: list[Models]) -> bool:
+def _is_again(model: int, position: int, passes: list[_Pass], cycle: list[Models]) -> bool:
     """True if a later pass exchanges the model too, before its update but after another one."""
-    now = passes[place].update
+    now = passes[position].update
     updates = (now + ahead for ahead in range(len(cycle)))
-    own = next((k for k in updates if model in cycle[k % len(cycle)]), None)
-    later = next((each for each in passes[place + 1 :] if model in each.models), None)
-    return own is not None and later is not None and now < later.update <= own
+    own_update = next((k for k in updates if model in cycle[k % len(cycle)]), None)
+    later = next(
+        (backward for backward in passes[position + 1 :] if model in backward.models), None
+    )
+    return own_update is not None and later is not None and now < later.update <= own_update
 
 
 def _of_sizes(size_bytes: Ints, rows: Ints, like: Ints) -> Ints:
