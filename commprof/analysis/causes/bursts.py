@@ -1,4 +1,4 @@
-"""Finds calls that the training thread makes in a row, waiting for each of them."""
+"""Finds series of calls in which the training thread waits for each call before the next one."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class CatalogueCause:
     id: str
     #: What is wrong, as a heading.
     title: str
-    #: Figures that a recording must support; without them the rule is not applied.
+    #: Figures that a recording must support for the rule to be applied.
     needs: tuple[Figure, ...]
     #: Looks for the mistake; returns None without evidence for it.
     rule: Callable[[Facts], Sighting | None]

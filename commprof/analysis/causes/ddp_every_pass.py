@@ -49,7 +49,7 @@ def _needless(calls: RankCalls, copies: bool) -> tuple[Mask, Ints, Ints]:
 
 
 def _same_buckets(calls: RankCalls) -> bool:
-    """True if most passes exchange the same sizes: then they are passes of one model."""
+    """True if most passes exchange the same bytes, as the passes of a single model do."""
     table = calls.table
     rows = np.isin(table.graph_task, columns.finalizations(calls.trace).span.key)
     rows &= calls.step >= 0

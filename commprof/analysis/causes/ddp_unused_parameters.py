@@ -61,9 +61,9 @@ class SearchCost:
 
 
 def searched(facts: Facts) -> SearchCost | None:
-    """Returns what the search and the ranks' agreement on its result cost; None if it is little.
+    """Returns the cost of the search and of the ranks' agreement on its result.
 
-    None also if a model does not search, or if its graph is declared static.
+    None if the cost is small, if a model does not search, or if its graph is declared static.
     """
     set_so = facts.logged("find_unused_parameters")
     if not set_so or not all(set_so) or any(facts.logged("static_graph")):

@@ -60,10 +60,10 @@ class RankCalls:
     #: Number of phases that the training thread began before the issue: calls with the same
     #: number have no forward, backward, update or loading between them.
     segment: Ints
-    #: Size as nccl-tests counts it.
+    #: Size of the call, as nccl-tests counts sizes.
     size_bytes: Ints
-    #: Time at which the training thread began to wait for the call; the next field is when it went
-    #: on. 0 if it did not wait.
+    #: Time at which the training thread began to wait for the call; the next field is the time at
+    #: which the thread went on. 0 if it did not wait.
     wait_begin_ns: Ints
     wait_end_ns: Ints
     #: Time for which the call blocked the training thread.
@@ -73,7 +73,7 @@ class RankCalls:
     in_call_ns: Floats
     #: True if the call works on a device's tensors.
     on_device: Mask
-    #: True if the call's size was recorded, or if it has none, as a barrier.
+    #: True if the call's size was recorded, or if the call has no size, as a barrier.
     has_size: Mask
 
     def chosen(self, ops: Sequence[str]) -> Mask:
@@ -175,7 +175,7 @@ class RankCalls:
         return ""
 
     def lines(self, mask: Mask) -> list[str]:
-        """All lines of code that issued these calls; without their stacks, :meth:`line` alone."""
+        """All lines of code that issued these calls; only :meth:`line` without recorded stacks."""
         if not self.trace.stacks:
             return []
         numbers = np.unique(columns.stacks(self.trace, self.table.op_id)[mask]).tolist()
@@ -214,7 +214,7 @@ class Passes:
     exchanged: int
     #: Fraction of the updates before which the last pass exchanged gradients.
     last_share: float
-    #: Fraction of the updates that have these numbers of passes, or fewer: an epoch may end early.
+    #: Fraction of the updates that have these numbers of passes, or fewer, as the last of an epoch.
     usual_share: float
     updates: int
 

@@ -18,8 +18,8 @@ from commprof.trace.operations import names_of
 from commprof.trace.schema import Phase
 
 _OPS = names_of("all_gather")
-#: The gathers of a step are of the parameters if they hold at least this fraction of the rank's own
-#: shards.
+#: The gathers of a step count as gathers of the parameters if they send at least this fraction of
+#: the rank's own shards.
 _OF_SHARDS = 0.5
 
 

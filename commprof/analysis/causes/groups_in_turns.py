@@ -1,4 +1,4 @@
-"""Calls in two groups wait for each other, though nothing connects them."""
+"""The script waits for a call in one group before it issues a call in another, without need."""
 
 from __future__ import annotations
 

@@ -120,7 +120,8 @@ def _pickling_ns(facts: Facts, position: int, rows: Ints) -> tuple[Ints, Ints] |
 
     Exchanges after the last noted one get the median time. None if no exchange was noted.
 
-    ``rows``: the call of bytes of each exchange, which follows that of its size.
+    ``rows``: for each exchange, the row of the call that sends the pickle, after the call that
+    sends its size.
     """
     issue_ns = facts.ranks[position].table.issue_ns
     before = facts.noted_ns(position, "object_pickles")

@@ -32,7 +32,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _fix(facts: Facts, call: str) -> str:
-    """Returns the call that sets the threads; if the script has such a call, it is replaced."""
+    """Returns the call that sets the number of threads, in place of such a call of the script."""
     site = facts.script.only("set_num_threads")
     if site is None or not site.is_whole:
         return call

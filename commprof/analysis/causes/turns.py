@@ -39,7 +39,7 @@ class LongSteps:
     extra_ns: Floats
 
     def share(self, step_ns: float) -> float:
-        """Waiting of the ranks in these steps, as a fraction of all measured time."""
+        """Waiting of the other ranks in the long steps, as a fraction of all measured time."""
         return float(self.cost_ns.sum()) / (self.cost_ns.shape[1] * step_ns)
 
     def phase(self, rank: int) -> str:

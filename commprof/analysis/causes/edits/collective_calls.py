@@ -74,7 +74,7 @@ def without_exchange(script: Script, line: str, op: str) -> str:
 
 
 def _is_mean(source: Source, work: ast.AST) -> bool:
-    """True if the work divides what it sums, or asks for the mean."""
+    """True if the code in ``work`` divides the sum, or asks for the mean."""
     return any(
         isinstance(node, ast.Div)
         or (isinstance(node, ast.Attribute) and node.attr == "AVG")
@@ -84,7 +84,7 @@ def _is_mean(source: Source, work: ast.AST) -> bool:
 
 
 def gathered_seldom(script: Script, line: str, names: tuple[str, ...], every: int) -> str:
-    """Makes the gather on a line in one of ``every`` steps, and says when this is right.
+    """Makes a line's gather in one of ``every`` steps only; a comment says when this is right.
 
     Empty if the step goes on to read what is gathered.
     """

@@ -14,7 +14,7 @@ _OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "
 
 
 def with_settings(script: Script, names: tuple[str, ...], **settings: object) -> str:
-    """Repeats the only call of one of these names, with these keyword arguments."""
+    """Repeats the script's only call of a function of these names, with these arguments."""
     site = script.only(*names)
     return site.source.with_settings(site.call, settings) if site is not None else ""
 

@@ -68,7 +68,7 @@ class Source:
         }
 
     def unused(self, *names: str) -> tuple[str, ...]:
-        """Returns the names; underscores are appended to a name until the file does not use it."""
+        """Returns names that the file does not use: the given ones, with underscores if needed."""
         used = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
         free = []
         for name in names:
@@ -334,7 +334,7 @@ class Script:
 
 
 def script_of(trace: Trace) -> Script:
-    """Reads the files of a recording's script: the one that was run, and those in its stacks."""
+    """Reads the files of a recording's script: the one that was run, and files in its stacks."""
     ran = set()
     for frame in {frame for frames in trace.stacks.values() for frame in frames}:
         file, _, number = frame.partition(" ")[0].rpartition(":")

@@ -83,7 +83,7 @@ def indent_of(source: Source, loop: ast.For) -> str:
 
 
 def updates(source: Source) -> list[ast.Call]:
-    """Returns the calls of ``step``, except those of a learning rate's scheduler."""
+    """Returns the calls of ``step``, except for those of a scheduler of the learning rate."""
     return [
         call
         for call in source.calls()
