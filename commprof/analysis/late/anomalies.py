@@ -90,7 +90,7 @@ class ChangeDetector:
         self._reference: list[float] = []
         self._median = 0.0
         self._spread = 0.0
-        # Per direction: the sum; below, the values since the sum was 0.
+        # Per direction: the sum; in the next attribute, the values since the sum was 0.
         self._sums = [0.0, 0.0]
         self._since: list[list[float]] = [[], []]
 

@@ -2,9 +2,9 @@
 
 The ranks differ in what they issued next. As with collectives that do not match, the ranks that
 differ are those outside of the majority, or else those that did not repeat their own earlier steps.
-A majority exists only if all ranks of the circle could have issued the same: if they all belong to
-the groups of all operations in which ranks of the circle wait. A send and its receive are meant to
-differ.
+A majority counts only if every rank of the circle could have issued each operation in which ranks
+of the circle wait: if every rank belongs to the groups of all these operations, and if none of them
+is a message. A send and its receive are meant to differ.
 """
 
 from __future__ import annotations

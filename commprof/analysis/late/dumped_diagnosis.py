@@ -32,7 +32,8 @@ class GroupProgress:
     ranks: tuple[int, ...]
     #: Last sequence number by rank. Ranks with an unknown number or without a dump are left out.
     scheduled: Mapping[int, int]
-    #: The same for started collectives; empty unless the backend records starts.
+    #: Sequence number of the last started collective by rank; empty unless the backend records
+    #: starts.
     started: Mapping[int, int]
     completed: Mapping[int, int]
     #: Number of point-to-point messages that are known to be pending.

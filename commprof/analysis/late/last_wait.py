@@ -1,4 +1,4 @@
-"""The hang with which a recording ends: a collective that ranks waited in, and others never issued.
+"""The hang with which a recording ends: ranks waited in a collective that others never issued.
 
 The hang is found from the records alone, without a watchdog: a rank's last collectives either ended
 with an error after a long wait, as when the user interrupts the job, or did not end. The rule is
@@ -104,7 +104,7 @@ def last_wait(traces: Sequence[Trace], world_size: int) -> LastWait | None:
     if all(trace.complete and not _error(trace) for trace in traces):
         return None  # the job came to its regular end
     if any(not trace.complete and state_of(trace.metadata) in _ALIVE for trace in traces):
-        return None  # it still runs, so the watchdog reports its hangs
+        return None  # the job still runs: the watchdog reports its hangs
     traces = [_tail(trace) for trace in traces]
     if any(trace.dropped or _on_device(trace) for trace in traces):
         return None

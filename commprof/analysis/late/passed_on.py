@@ -1,9 +1,10 @@
 """Follows waiting through ranks that came late because they had waited themselves.
 
-Rank A is late in one group; B waits for it there, and is therefore late in another group, where C
-waits for B. Always-on mode keeps only sums of waiting over many steps, which do not show which wait
-caused which. The sums are sufficient if B's own work takes no longer than that of others: the part
-of B's lateness that B's own work does not explain was passed on, as far as B itself waited.
+Rank A is late in one group. Rank B waits for A, and is therefore late in another group, where rank
+C waits for B. Always-on mode keeps only sums of waiting over many steps, which do not show which
+wait caused which. The sums suffice if B's own work takes no longer than the work of others: the
+part of B's lateness that B's own work does not explain was passed on, but at most as much as B
+itself waited.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def passed_on(
 
     Args:
         waited_for_ns: ``[block, rank]`` as in ``find_late_rank``.
-        by_waiting_ns: ``[waiting rank, rank]`` as there.
+        by_waiting_ns: ``[waiting rank, rank]`` as in ``find_late_rank``.
         excess_ns: time per step by which each rank's own work exceeds that of the others; NaN if
             not known.
         steps: number of steps.
@@ -96,7 +97,7 @@ def _moved(
         share[through] = begins[through] + moved @ share
     column = by_waiting_ns @ share
     if not column.sum() > column[first]:
-        return None  # a circle: the rank would wait only for itself
+        return None  # a circle: all waits of the first rank began with itself
     # Leaves out the first rank's waiting for ranks that it had made late itself.
     settled[:, first] *= 1 - column[first] / column.sum()
     column[first] = 0.0

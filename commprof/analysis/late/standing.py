@@ -97,7 +97,7 @@ class OwnCall(NamedTuple):
 
     op: str
     group: str
-    #: -1 if it may differ from step to step.
+    #: Size in bytes; -1 if the size may differ from step to step.
     size_bytes: int
     #: Other end of a message, as rank in the group; -1 for a collective.
     peer: int
