@@ -176,9 +176,9 @@ class Breakdown:
     on_device: OtherOnDevice
     #: Time for which communication blocked the training thread.
     exposed_ns: Floats
-    #: Exposed time before the last rank had arrived; NaN if the split is not known for any of it.
+    #: Exposed time before the last rank had arrived; NaN if all of the exposed time is unsplit.
     wait_ns: Floats
-    #: Exposed time after the last rank had arrived; NaN if the split is not known for any of it.
+    #: Exposed time after the last rank had arrived; NaN if all of the exposed time is unsplit.
     transfer_ns: Floats
     #: Exposed time of operations whose last arrival is not known.
     unsplit_ns: Floats

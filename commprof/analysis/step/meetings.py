@@ -46,7 +46,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Stretch(FieldGroup):
-    """The time of one rank, per wait, that is compared with another rank's since they last met."""
+    """Per wait: one rank's time since it last met the other, to be compared with the other's."""
 
     #: 0 if the two ranks have not met before.
     begin_ns: Ints
@@ -72,7 +72,7 @@ class Wait:
 
     #: Index of the rank that waits.
     place: Narrow
-    #: Index of the rank that it waits for.
+    #: Index of the rank that is waited for.
     late: Narrow
     #: Number of the call.
     number: Narrow

@@ -127,7 +127,7 @@ class _Times:
         self.first_row = np.concatenate(([0], np.cumsum(count)))
 
     def waits_in(self, place: int, begin_ns: int, end_ns: int) -> tuple[Ints, Floats]:
-        """Does what ``RankTime.waits_in`` does, for one rank; returns rows among all blocks."""
+        """Returns ``RankTime.waits_in`` of one rank, with rows counted over all blocks."""
         block = int(self._block_of[place])
         shift_ns = int(self.shift_ns[place])
         rows, part = self.of_blocks[block].waits_in(begin_ns + shift_ns, end_ns + shift_ns)
@@ -182,7 +182,7 @@ class _Times:
         """Returns columns of a block's waits: those of ``_Waits``, then those of ``Wait``."""
         rows = np.flatnonzero((time.wait_ns > 0) & (time.waiting.culprit >= 0))
         end_ns = time.end_ns[rows]
-        if (end_ns[1:] < end_ns[:-1]).any():  # times of a rank are before those of the next
+        if (end_ns[1:] < end_ns[:-1]).any():  # times are ordered by rank
             rows = rows[np.argsort(end_ns, kind="stable")]
         place = block.first + block.rank_at(time.begin_ns[rows])
         return (
@@ -222,7 +222,7 @@ def origins(
     blocks: Sequence[RankBlock] | None = None,
     waits: Sequence[Waiting] | None = None,
 ) -> list[Origins]:
-    """Finds where the waits of all ranks began; returns those of each block.
+    """Finds where the waits of all ranks began; returns the origins of each block's waits.
 
     Args:
         traces: traces of the ranks, on a common clock.
@@ -309,7 +309,7 @@ _PART = 1 << 15
 
 
 def _parts_of_waits(first: Ints) -> list[slice]:
-    """Divides waits into parts of whole blocks; ``first``: the first wait of each, and the end."""
+    """Divides waits into parts of whole blocks; ``first``: first wait of each block, then end."""
     bounds = [0]
     for end in first[1:].tolist():
         if end - bounds[-1] >= _PART or end == first[-1] > bounds[-1]:

@@ -41,7 +41,7 @@ class OwnCost:
     The control compares steps that both had capture off, to show how far chance moves a ratio.
     """
 
-    #: Time of a step with capture on divided by that of the step with capture off in its pair.
+    #: Time of the step with capture on, divided by the time of the step with capture off, per pair.
     on_over_off: Interval
     #: The same ratio for pairs of steps with capture off; its true value is 1.
     control: Interval

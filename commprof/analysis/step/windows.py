@@ -138,7 +138,7 @@ def stretch(trace: Trace, steps: Sequence[Ints]) -> Trace:
 
 
 def steps_in(index: Ints, chosen: Sequence[Ints]) -> npt.NDArray[np.bool_]:
-    """Returns a mask of the step numbers that lie in one of some stretches of steps."""
+    """Returns a mask of the step numbers in ``index`` that lie in one of the chosen stretches."""
     mask: npt.NDArray[np.bool_] = np.isin(index, np.concatenate(list(chosen)))
     return mask
 
