@@ -112,7 +112,7 @@ def _of_ranks(training: Sequence[Exchanged], together: tuple[tuple[int, ...], ..
 
 
 def _seen(training: Sequence[Exchanged]) -> str:
-    """Returns a clause on the calls that exchanged something else; empty if there were none."""
+    """Returns a clause on calls that exchanged other data than gradients; empty without any."""
     calls: Mapping[str, int] = {}
     for rank in training:
         for each in rank.groups:

@@ -116,7 +116,8 @@ class DeviceTelemetry:
     """Telemetry of one GPU over all samples; NaN for figures that the driver did not report."""
 
     samples: int
-    #: Percentage of the time in which any kernel ran. A kernel of NCCL that waits counts, too.
+    #: Percentage of the time in which any kernel ran; a waiting kernel of NCCL also counts as
+    #: running.
     utilisation_percent: float
     sm_clock_mhz: float
     least_sm_clock_mhz: float

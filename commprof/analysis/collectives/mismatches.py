@@ -110,7 +110,8 @@ class Mismatch:
     #: Sequence number of the earlier collective since which the ranks have issued at different
     #: lines (see ``issuing_lines.shifted_since``), and each rank's line. None if not known.
     shifted: tuple[int, tuple[tuple[int, str], ...]] | None = None
-    #: The line of the mismatch that only some ranks used before; None if there is none or several.
+    #: The line of the mismatch that only some ranks used before; None if there is no such line, or
+    #: several.
     own_line: OwnLine | None = None
 
     @property

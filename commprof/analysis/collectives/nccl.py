@@ -134,11 +134,11 @@ class NcclLink:
 class WaitsCompared:
     """Compares waits computed from the shortest kernel with waits computed from the clocks."""
 
-    #: Collectives for which both are known on all ranks.
+    #: Number of collectives for which both waits are known on all ranks.
     collectives: int
     #: Median over the kernels of the absolute difference.
     difference_ms: float
-    #: Collectives in which both methods name the same rank as the last.
+    #: Number of collectives for which both methods name the same rank as the last.
     same_last: int
 
 

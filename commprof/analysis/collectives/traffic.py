@@ -73,8 +73,8 @@ _Factor = Callable[[Floats], Floats]
 _OF_INPUT: dict[str, _Factor] = {
     # a ring's reduce-scatter and all-gather, each (n - 1) / n
     "all_reduce": lambda n: 2 * (n - 1) / n,
-    # each other rank must receive, or send, the whole buffer once: n - 1 times, averaged over n
-    # ranks
+    # The whole buffer is sent n - 1 times, once for each rank but the root: the mean over n ranks
+    # is (n - 1) / n.
     "broadcast": lambda n: (n - 1) / n,
     "reduce": lambda n: (n - 1) / n,
     "gather": lambda n: (n - 1) / n,
