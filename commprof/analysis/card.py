@@ -117,8 +117,8 @@ class CardLateness(FieldGroup):
     late: CardRank | None
     #: True if there is no late rank, and enough is known to say so.
     nobody_late: bool
-    #: What the recordings lack for the statement that no rank is late, as a clause; empty if they
-    #: lack nothing.
+    #: What the recordings lack to support the statement that no rank is late, as a clause; empty if
+    #: they support it.
     nobody_late_lacks: str
 
 

@@ -54,7 +54,7 @@ _MOST_STEPS = 1000
 _MOST_KINDS = 24
 #: Ranks count as lacking cores if they had none for this fraction of their time outside of waiting.
 _BUSY = 0.03
-#: Entries of the context that are no settings: results, and entries that differ between any two
+#: Entries of a run's context that are no settings: results, and entries that differ in any two
 #: runs.
 _NO_SETTINGS = {
     *("timestamp", "errors", "description", "world_sizes"),

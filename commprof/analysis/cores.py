@@ -73,8 +73,8 @@ def lacked_cores(world: WorldResult) -> bool:
 def judged_place(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> int:
     """Position in ``worlds`` of the world size that a verdict is about.
 
-    That is the largest world size above 1 with a core for each thread; if there is none, the
-    largest world size of all.
+    This is the largest world size above 1 that has a core for each thread; if none has, the largest
+    world size of all.
     """
     places = range(len(worlds))
     roomy = [i for i in places if worlds[i].world_size > 1 and not crowded(context, worlds[i])]

@@ -78,8 +78,8 @@ class WorldDetail:
     parts_ms: Mapping[str, Floats]
     #: Per step: the slowest rank's wall time.
     slowest_ms: Floats
-    #: Step time minus run delay, per step, as a mean over ranks: without the time in which the
-    #: rank, or a rank that it waited for, could run but had no core.
+    #: Per step: mean over ranks of the step time without run delay, that is, without the time in
+    #: which the rank, or a rank that it waited for, could run but had no core.
     with_cores_ms: Floats
     #: ``[rank, culprit]``: mean waiting per step of each of ``ranks`` for each global rank.
     waited_for_ms: Floats

@@ -127,7 +127,7 @@ class LostRecords(FieldGroup):
 
     #: Largest fraction of a rank's records that were lost because a buffer was full.
     records_share: float = 0.0
-    #: The rank whose recording lacks most of the calls that other ranks recorded in the same
+    #: The rank whose recording lacks the most of the calls that other ranks recorded in the same
     #: groups. The next field is the fraction of these calls that it lacks; 0 for commprof's own
     #: traces.
     poorest_rank: int = -1

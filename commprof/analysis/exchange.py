@@ -192,7 +192,7 @@ _OVERLAPS: Final = 0.2
 class Exchange:
     """Possible causes of slow communication at one world size, other than data volume."""
 
-    #: None unless calls are small and many.
+    #: The small calls, if they are many and hold much of the exposed time; else None.
     small_calls: SmallCalls | None = None
     #: Links between hosts, if the transfer is long enough to matter; None on one host, or if the
     #: interfaces or their rate are not known.

@@ -17,7 +17,8 @@ from commprof.analysis.step.stalls import stalled
 
 #: Parts that add up to the step; communication is exposed communication.
 PARTS = ("compute", "communication", "data", "optimizer", "other")
-#: The same for a device whose kernels were recorded. Compute includes kernels of no known phase.
+#: Parts of the step of a device whose kernels were recorded; compute includes kernels of no known
+#: phase.
 DEVICE_PARTS = (*PARTS[:-1], "copies", "idle")
 #: Parts that add up to communication.
 SPLIT = ("waiting", "transfer", "unsplit")

@@ -34,7 +34,7 @@ def replicas_remarks(context: Mapping[str, Any]) -> list[str]:
 
 
 def times_started(context: Mapping[str, Any]) -> str:
-    """Returns a short text on the replicas that were started again; empty if there are none."""
+    """Returns a short text on replicas that were started again; empty if none was."""
     lives: Sequence[Mapping[str, Any]] = context.get("replicas") or ()
     again = [
         f"replica {_name(own[-1])} ({len(own)} lives)"

@@ -36,8 +36,8 @@ from commprof.trace.run.run_directory import (
 _MARK_STEPS = "Call commprof.step() at the end of each training iteration to see step times"
 
 
-# The garbage collector would find nothing to free in the tables of all ranks, and take a sixth of a
-# report's time to scan them again and again.
+# The garbage collector would scan the tables of all ranks again and again, which takes a sixth of a
+# report's time, and would find nothing to free.
 @uncollected()
 def analyse_in_detail(
     directory: Path,

@@ -168,7 +168,7 @@ def late_rank_of(
     )
     step_ns = quantile_ns(merged_histogram(part.summary.steps for part in parts), 0.5)
     error = merged_histogram(part.summary.arrival_clock_error for part in parts)
-    error_ns = quantile_ns(error, 0.95) if error.count else 0.0  # one clock for all
+    error_ns = quantile_ns(error, 0.95) if error.count else 0.0  # 0: all share one clock
     # find_late_rank works per row, and a row holds this many steps.
     per_row = steps / max(1, len(waited_for))
 

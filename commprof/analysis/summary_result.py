@@ -34,7 +34,7 @@ class SummaryLateRank:
     p_value: float
     #: Waiting that this rank caused, summed over the ranks that waited.
     cost_s: float
-    #: Entry of ``exposure.ORIGINS`` in which the rank's own work exceeds that of the others most.
+    #: Entry of ``exposure.ORIGINS`` in which the rank's own work exceeds the others' work most.
     phase: str
     #: Fraction of the rank's excess of own work that lies in ``phase``.
     phase_share: float
@@ -80,8 +80,8 @@ class OperationRow:
     #: Length of the waits that blocked.
     wait: Quantiles
     #: For collectives whose last arrival is known: time from issue to the last rank's issue. The
-    #: next field, ``transfer``, is the time from there to completion; with gloo, it includes the
-    #: time in gloo's queue.
+    #: next field, ``transfer``, is the time from the last rank's issue to completion; with gloo, it
+    #: includes the time in gloo's queue.
     until_last: Quantiles
     transfer: Quantiles
     #: nccl-tests' algorithm bandwidth: mean size divided by mean ``transfer``. The next field is

@@ -54,7 +54,7 @@ _WORDS = {
 }
 #: The name of "other" if forward passes were not recorded, because "other" may then hold them.
 _NO_PHASE = "time in no recorded phase (no forward pass was seen)"
-#: The same for parts of a device's time.
+#: Names of the parts of a device's time in sentences.
 _DEVICE_WORDS = {
     **_WORDS,
     "copies": "copies to, from and within the GPUs",

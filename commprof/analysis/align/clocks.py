@@ -160,7 +160,7 @@ def _error_bound(kept: Sequence[tuple[int, int]], errors: Sequence[int], time_ns
     return errors[near] + (unsure + UNSEEN_WANDER) * distance
 
 
-#: Boot ID and time namespace of a rank; the rank itself if both are unknown.
+#: Identifies a clock: boot ID and time namespace of its ranks; if both are unknown, the rank.
 _Clock = tuple[str, str] | int
 
 

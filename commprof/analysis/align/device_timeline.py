@@ -58,7 +58,7 @@ def on_device_timeline(trace: Trace) -> Trace:
 
 
 def has_device_times(trace: Trace) -> bool:
-    """True if device events time when a stream was ready for collectives, or waited for them."""
+    """True if device events give times at which a stream was ready for a collective or waited."""
     return any(len(of_kind(trace.records, kind)) for kind in (Kind.DEVICE_READY, Kind.DEVICE_WAIT))
 
 
@@ -169,8 +169,9 @@ def _buckets(records: Records, issued: Records) -> Records:
 
     A bucket counts as ready when the stream reached the bucket's first collective.
 
-    A bucket's collectives are those that its thread issued while launching the bucket. The bucket
-    gets the thread of its first collective. Buckets without a device collective are unchanged.
+    A bucket's collectives are those that the launching thread issued while it launched the bucket.
+    The bucket gets the thread of its first collective. Buckets without a device collective are
+    unchanged.
 
     Args:
         records: as they were recorded.

@@ -99,8 +99,8 @@ def host_of_each(traces: Sequence[Trace]) -> list[Host | None]:
 def _network_namespace(trace: Trace) -> str:
     """Returns a rank's network namespace; empty if unknown.
 
-    A trace may inherit the namespace from an earlier capture of the same process, for which it is
-    the same.
+    A trace may inherit the namespace from an earlier capture: all captures of a process have the
+    same one.
     """
     return str(trace.metadata.get("cross_check_sources", {}).get("network_namespace") or "")
 

@@ -52,7 +52,7 @@ class Matching:
 
     #: Per row: index of its collective.
     member: Ints
-    #: Per collective: True if each of its ranks was recorded issuing it exactly once.
+    #: Per collective: True if the records show that each of its ranks issued it exactly once.
     complete: npt.NDArray[np.bool_]
     #: Per row: index of the process group, common to all ranks; -1 if the group is not described.
     group: Ints

@@ -40,7 +40,7 @@ _ALL_REDUCES = codes_of("all_reduce")
 def cross_checks(
     run: WorldRun, ranks: Sequence[Observed], are_sampled: bool
 ) -> tuple[CrossCheck, ...]:
-    """Returns all cross-checks of one world size; a check without data states the reason.
+    """Returns all cross-checks of one world size; a check without data says why it has none.
 
     ``are_sampled``: True if the ranks hold the calls of some of the steps only.
     """

@@ -129,9 +129,9 @@ class LossAgreement:
 
 
 def global_losses(run: WorldRun) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Returns each step's mean loss over the samples of all ranks, and the number of samples.
+    """Returns each step's mean loss over the samples of all ranks, and its number of samples.
 
-    Both are empty if a rank left no losses.
+    Both tuples are empty if a rank left no losses.
     """
     results = [run.results.get(rank) for rank in range(run.world_size)]
     if not all(result is not None and "losses" in result for result in results):

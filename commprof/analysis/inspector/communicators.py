@@ -298,7 +298,8 @@ def _operations(
         captured.update(dict.fromkeys(member.kinds, 0))
     made = []
     for kind in sorted(set(captured) - {*MESSAGES}):
-        # for kinds not in SPLIT, only the time beyond that of the shortest rank is used
+        # Kinds that are not in SPLIT are split too: of these, only each rank's time beyond the
+        # shortest rank's time is used.
         if ranks > 1:
             waits = splitter.collectives(members, kind, ranks, blocks)
         else:

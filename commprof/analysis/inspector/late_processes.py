@@ -38,12 +38,13 @@ _LEAST_OF_LATEST, _LEAST_IF_APART, _APART = 0.05, 0.03, 50.0
 _CHANCE_OF_LONGER = 0.05
 #: Least ratio of the waiting that a late process causes to that of any process that is not late.
 _CLEARLY = 2.0
-#: If the same ratio is this large, it ends the list of late processes. A larger ratio may come
-#: earlier in the list, because one late process is much later than the rest.
+#: In the order of the waiting that they cause, the list of late processes ends with the last
+#: process that causes this many times as much as the next one. Earlier processes may have such a
+#: ratio too, because one late process is much later than the rest.
 _GAP = 4.0
-#: If there is a ratio of ``_GAP``, late processes must cause at least this fraction of the excess
-#: waiting. It is lower than usual, because the small waiting that each other process causes adds up
-#: in a large job.
+#: If the list ends at a ratio of ``_GAP``, the late processes must cause at least this fraction of
+#: the excess waiting. The fraction is lower than usual, because the small waiting that each other
+#: process causes adds up in a large job.
 _SHARE_BEYOND_GAP = 0.4
 _NS_PER_US = 1e3
 
@@ -174,7 +175,7 @@ def _by_own_time(own_us: Floats, by_process: Floats, allowed: int) -> list[int]:
     if most not in longer:
         return []
     of_others = float(np.delete(by_process, longer).max(initial=0.0))
-    # Who works longer by half as much may be waited for half as long.
+    # A process that works longer by half as much may be waited for half as long.
     proportional = by_process[most] * own_us / own_us[most]
     least = np.minimum(_LEAST_IF_APART * proportional, _GAP * of_others)
     waited_for = [one for one in longer if by_process[one] > 0 and by_process[one] >= least[one]]

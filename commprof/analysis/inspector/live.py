@@ -171,7 +171,8 @@ class LiveLogs:
         #: µs.
         self._recent_us: Floats = np.zeros((3, 0))
         self._late: tuple[LateProcess, ...] = ()
-        #: Waiting by group and time by process, in the current part of the run.
+        #: Waiting by group; the next attribute is the time by process. Both are of the current part
+        #: of the run.
         self._groups: dict[tuple[str | int, ...], WaitingGroup] = {}
         self._time_us: Floats = np.zeros(0)
         #: Time of each process in all operations; empty unless the logs are read as a snapshot.
@@ -358,7 +359,7 @@ class LiveLogs:
         return sum(len(part.traced.began_us) for part in self._recent)
 
     def _judge(self) -> None:
-        """Finds the late processes of the latest parts of the run."""
+        """Finds the processes that were late in the latest parts of the run."""
         count = len(self._processes)
         began, waited = (
             np.concatenate([_widened(getattr(part.traced, name), count) for part in self._recent])

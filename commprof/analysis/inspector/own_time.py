@@ -56,8 +56,8 @@ def own_time(operation_us: Floats, sets: Ints) -> Floats:
 
     Args:
         operation_us: result of :func:`operation_time`.
-        sets: of each process, the set whose median counts: processes that exchange no data, such as
-            those of another start of the job, have no times in common.
+        sets: set of each process; the median is that of the process's set. Processes that exchange
+        no data, such as those of different starts of the job, are in different sets.
     """
     own: Floats = np.zeros(len(operation_us))
     for number in np.unique(sets):
@@ -73,8 +73,8 @@ def standing_out(own_us: Floats, most: int) -> list[int]:
         own_us: result of :func:`own_time`.
         most: largest number of processes that may stand out.
 
-    Returns the largest such set whose smallest time exceeds those of the others both clearly and by
-    more than chance; empty if there is none, or if a time is not known.
+    Returns the largest set of processes whose smallest time exceeds the times of all others,
+    clearly and by more than chance; empty if there is none, or if a time is not known.
     """
     if not np.isfinite(own_us).all():
         return []

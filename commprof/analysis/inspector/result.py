@@ -114,7 +114,7 @@ class CommunicatorRow:
     calls: int
     #: Calls that all ranks recorded.
     complete_calls: int
-    #: Mean per recorded rank.
+    #: Mean time of a recorded rank in the communicator's operations.
     time_s: float
     wait_s: float
     #: Process that caused most of the waiting in this communicator, before waiting is traced to

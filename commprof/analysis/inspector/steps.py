@@ -31,7 +31,7 @@ class RepeatedCalls:
     #: c10d's name and nccl-tests' size of each call; the first call may be anywhere in a step.
     calls: tuple[tuple[str, int], ...]
     turns: int
-    #: Calls before the first turn, such as those of the set-up.
+    #: Number of calls before the first turn, such as calls of the set-up.
     calls_before: int
 
     @property

@@ -262,7 +262,7 @@ def _before(seen: MeasuredWorld, op: Ints, end: Ints) -> Ints:
     rows = np.flatnonzero(~among(op, *POINT_TO_POINT))
     group = seen.matching.group
     if not len(rows) or (group[rows] == group[rows[0]]).all():
-        same = rank[rows[1:]] == rank[rows[:-1]]  # one queue for each rank: already in order
+        same = rank[rows[1:]] == rank[rows[:-1]]  # one group: rows are in order by rank
     else:
         rows = rows[np.lexsort((rows, group[rows], rank[rows]))]
         later, earlier = rows[1:], rows[:-1]

@@ -207,7 +207,8 @@ class Replays:
         """
         self.stretches, self.counted, self.begun = stretches, counted, begun
         self.is_sample = is_sample
-        #: Global ranks; below, each call's group. Both are the same in every stretch.
+        #: Global ranks; the next attribute is each call's group. Both are the same in every
+        #: stretch.
         self.ranks = stretches[0][0].ranks
         self.group = stretches[0][1].group
         #: Own time ``[rank, step, phase]``.

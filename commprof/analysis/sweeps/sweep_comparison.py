@@ -131,7 +131,7 @@ def drift(series: list[list[float]]) -> float:
         if len(values) < 3 or min(values) <= 0:
             continue
         logs = np.log(values)
-        if np.ptp(logs) == 0:  # their mean has a rounding error, which all deviations would share
+        if np.ptp(logs) == 0:  # equal values, but the mean's rounding error would correlate
             continue
         centred = logs - logs.mean()
         spread = float((centred**2).sum())

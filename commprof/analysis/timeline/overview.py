@@ -165,7 +165,7 @@ def _aligned_by(clocks: list[ClockMap] | None) -> str:
 
 
 def _by_wall_clock(metadata: Mapping[str, Any], first: Mapping[str, Any]) -> ClockMap:
-    """Maps a rank's clock to the first rank's, by the wall time of both when capture began."""
+    """Maps a rank's clock to the first rank's, by the wall-clock times when each began capture."""
     offset = _unix_offset_ns(metadata) - _unix_offset_ns(first)
     time_ns = np.array([metadata["clock"]["monotonic_ns"]], dtype=np.int64)
     return ClockMap(time_ns, np.array([offset], dtype=np.int64), np.zeros(1), 0.0, 0.0, 0.0)
