@@ -176,7 +176,7 @@ def _rates(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> Floats:
 
 
 def _passed_ns(times_ns: Ints, chosen: npt.NDArray[np.bool_]) -> Floats:
-    """Returns for each column the median of its last quarter less that of its first.
+    """Returns for each column the median of its last quarter less the median of its first.
 
     Only the chosen times count; the result has no meaning for a column without any.
     """

@@ -16,7 +16,7 @@ Ints = npt.NDArray[np.int64]
 
 #: Integers in which alike entries may differ; columns in this order.
 INTEGERS: Final = (*("record_id", "seq_id", "collective_seq_id", "p2p_seq_id", "time_created_ns"),)
-#: Fields for which only the truth value is used; below, fields that no reader uses.
+#: Fields of which only the truth value is used; then fields that no reader uses.
 _TRUTHS: Final = ("time_discovered_started_ns", "time_discovered_completed_ns")
 _IGNORED: Final = ("op_id", "duration_ms", "thread_id", "thread_name", "timeout_ms")
 _WITHOUT_REFERENCES: Final = 2

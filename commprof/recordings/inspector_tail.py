@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _BYTES_PER_LOOK: Final = 64 << 20
 #: Largest number of bytes that a look reads of one log before it turns to the next.
 _BYTES_PER_LOG: Final = 4 << 20
-#: The same for a compressed log, which unpacks to many times as many bytes.
+#: Largest number of bytes that a look reads of a compressed log, which unpacks to many times more.
 _PACKED_BYTES_PER_LOG: Final = 64 << 10
 _HEAD_BYTES: Final = 64 << 10
 _MOST_PROBLEMS: Final = 20

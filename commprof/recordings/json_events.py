@@ -93,7 +93,7 @@ class EventReader:
             self._skip()
             if self._peek() == "}":
                 return
-            if self._peek() != '"':  # the rest of a value: a quote in its text ended it early
+            if self._peek() != '"':  # the rest of a value that a quote in its text ended early
                 self._pass_over(_NEXT_MEMBER, _DAMAGED)
                 self.passed_over_in_head += 1
                 continue

@@ -188,7 +188,7 @@ class Table:
         return self._measured(described, places, cells)
 
     def _cells(self, line: str, position: int) -> tuple[list[str], int, bool]:
-        """Returns cells of results, the end of the first, and whether other output ends them."""
+        """Returns cells of results, the first one's end, and True if other output follows them."""
         cells: list[str] = []
         first_end, most = 0, len(self._names) * len(self._places)
         while len(cells) < most:

@@ -44,7 +44,7 @@ def as_collectives(kernels: CallColumns) -> CallColumns:
 
 
 def _may_join(kernels: CallColumns) -> bool:
-    """False if no two successive kernels of a group can belong to one collective."""
+    """True if some two successive kernels of a group may belong to one collective."""
     numbers: dict[tuple[str, str, tuple[int, ...]], int] = {}
     of_kind = np.full(len(kernels.kinds.kinds), -1, np.int64)
     for number in distinct(kernels.kind).tolist():

@@ -21,8 +21,7 @@ _UNREADABLE = re.compile(
     r"deep_?ep|nvshmem|rocshmem|intranode::|internode::|symm_mem|userbuffers_|pplx|flux::",
     re.IGNORECASE,
 )
-#: Names of copies within a device, by CUDA, HIP and Level Zero; below, of copies between two
-#: devices.
+#: Names of copies by CUDA, HIP and Level Zero: within a device, and between two devices.
 _WITHIN_DEVICE = re.compile(r"DtoD|D2D|DeviceToDevice|Device -> Device", re.IGNORECASE)
 _BETWEEN_DEVICES = re.compile(r"PtoP|P2P|Peer", re.IGNORECASE)
 #: Kernels that copy or fill memory: ROCm before 7.2 records copies as kernels.

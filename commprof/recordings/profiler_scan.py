@@ -103,8 +103,8 @@ class TraceScanner:
         self._values: list[Any] = []
         #: Names and arguments of all traces, each with an index.
         self.texts = EventTexts()
-        #: Index in ``texts`` for each of the scanner's indices of names; below, the same for
-        #: arguments.
+        #: By the scanner's index of a name: the name's index in ``texts``. The next attribute has
+        #: the indices of arguments in the same way.
         self._name_in_texts = np.zeros(0, np.int64)
         self._arguments_in_texts = np.zeros(0, np.int64)
 

@@ -98,7 +98,7 @@ def host_waiting(
         next_ns - done_ns, next_ns - since[delayed], _calls_of_steps(calls, steps)[row]
     )
     went_on[delayed] = next_ns - in_python_ns
-    # An operator that waits ends when the thread has gone on.
+    # The end of an operator that waits shows when the thread went on.
     of_wait = np.searchsorted(ends, host.waits.end_ns, side="right") - 1
     ended = of_wait >= 0
     ended[ended] = ends[of_wait[ended]] > host.waits.begin_ns[ended]

@@ -47,7 +47,7 @@ _NO_LETTER = re.compile(r"[^a-z]")
 _FORMS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 #: Backends of torch: all of their ranges are of communication.
 _OF_TORCH = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl|ccl):", re.IGNORECASE)
-#: Words that only names of collectives have; below, words that a script may use for a range of its
+#: Words that only names of collectives have; then words that a script may use for a range of its
 #: own.
 _SPECIFIC: Final = r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|monitored_?barrier"
 _COMMON: Final = r"broadcast|reduce|gather|scatter|barrier|send_?recv|send|recv_?any_?source|recv"
