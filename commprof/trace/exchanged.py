@@ -211,10 +211,7 @@ def _sums(number: Ints, values: Ints, chosen: npt.NDArray[np.bool_], count: int)
 
 
 def _most_frequent(number: Ints, op: Ints) -> Ints:
-    """Returns each group's most frequent operation.
-
-    Among equally frequent ones, that with the lowest code.
-    """
+    """Returns each group's most frequent operation; of equally frequent ones, the lowest code."""
     kind, first = distinct_rows(number, op)
     order = np.lexsort((op[first], -np.bincount(kind, minlength=len(first)), number[first]))
     _, at = np.unique(number[first][order], return_index=True)

@@ -47,7 +47,7 @@ _MOST_HOSTS: Final = 16_384
 _LATENESS_S: Final = 5.0
 #: Largest difference between the clocks of two hosts.
 _SKEW_S: Final = 30.0
-#: A time further ahead of this host's clock than this counts as damaged.
+#: If a time in a file is further ahead of this host's clock than this, it counts as damaged.
 _AHEAD_S: Final = 86_400.0
 
 

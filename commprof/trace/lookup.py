@@ -39,7 +39,7 @@ def _mask(chosen: tuple[int, ...]) -> npt.NDArray[np.bool_]:
 
 
 def is_in(values: Ints, ascending: Ints) -> npt.NDArray[np.bool_]:
-    """Returns a mask of the values that are among some in ascending order.
+    """Returns a mask of the values that are in ``ascending``, which is sorted.
 
     The result is that of ``np.isin``, which takes several times as long for the steps of one rank.
     """
@@ -124,10 +124,7 @@ def kept_once(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def joined_column(parts: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Joins columns.
-
-    If all of them store one value, and it is the same value, the result stores it once too.
-    """
+    """Joins columns; if all store a single value, and the same one, so does the result."""
     some = list(parts)
     filled = [part for part in some if len(part)]
     is_one = bool(filled) and all(part.strides == (0,) for part in filled)

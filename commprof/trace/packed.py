@@ -113,7 +113,7 @@ class _Chunk:
         return _Chunk(self.kinds[first:last], stored, self.data, *reach)
 
     def _from(self, row: int, kind: int) -> _Stored:
-        """Returns how a kind is stored without its first ``row`` records."""
+        """Returns how the records of a kind are stored, without its first ``row`` records."""
         stored = self.stored[kind][1].copy()
         width = stored[:, 1]
         in_differences = width == _DIFFERENCES

@@ -40,7 +40,7 @@ from commprof.trace.summary import Summary, read_newest
 #: Value of ``capture`` in the metadata of a trace that was converted from a trace of
 #: torch.profiler.
 TORCH_PROFILER = "torch.profiler"
-#: The same for a trace that NCCL's plugin wrote (``csrc/nccl_plugin``).
+#: Value of ``capture`` in a trace that NCCL's plugin wrote (``csrc/nccl_plugin``).
 NCCL_PLUGIN = "nccl"
 
 

@@ -107,11 +107,9 @@ def owner_path(ring_prefix: str) -> Path:
 
 
 def write_owner(ring_prefix: str, trace_path: Path, session: int, metadata: Any) -> None:
-    """Writes the rings' owner file, which names their process and trace.
+    """Writes the rings' owner file, which names their process and trace; may raise OSError.
 
-    Raises OSError if that fails.
-
-    :func:`remove_orphans` reads it. ``metadata`` is the trace's.
+    :func:`remove_orphans` reads the file. ``metadata`` is that of the trace.
     """
     if Path(ring_prefix).parent == _MEMORY:
         known = {key: metadata[key] for key in ("pid", "machine", "clock")}

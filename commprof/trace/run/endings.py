@@ -187,9 +187,7 @@ def launcher_problem(endings: Endings | None) -> str:
 
 
 def rank_problems(traces: Sequence[Trace], launched: LaunchedAttempt | None = None) -> list[str]:
-    """Returns sentences on what disturbed ranks and how they ended.
-
-    Empty if all ran and ended normally.
+    """Returns sentences on what disturbed ranks and how they ended; empty if all was normal.
 
     Equal statements on several ranks become one sentence.
     """
