@@ -26,7 +26,7 @@ _LEAST, _LATE = 3, 2
 
 
 def _share_from(facts: Facts, spans: list[Stretches], first: int) -> float:
-    """Fraction of the time from measured step ``first`` on that ranks compile, over all ranks."""
+    """Fraction of all ranks' time, from measured step ``first`` on, in which ranks compile."""
     compiling = length = 0
     for calls, compiled in zip(facts.ranks, spans, strict=True):
         compiling += int(compiled.length_ns[compiled.begin_ns >= calls.begin_ns[first]].sum())

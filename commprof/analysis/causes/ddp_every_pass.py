@@ -34,8 +34,8 @@ def _needless(calls: RankCalls, copies: bool) -> tuple[Mask, Ints, Ints]:
     """Calls of the passes that are not the last before an update, and these passes' final waits.
 
     If DDP ``copies`` gradients out of the buckets at the end of a pass, it has copied as many
-    bytes into the buckets before. So each wait begins earlier, by the time that the copies out
-    take.
+    bytes into the buckets before. So each final wait counts from earlier, by the time that the
+    copies out of the buckets take.
     """
     phases, table = columns.phases(calls.trace), calls.table
     final = columns.finalizations(calls.trace)

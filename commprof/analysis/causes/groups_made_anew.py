@@ -11,8 +11,8 @@ from commprof.text import in_ms
 from commprof.trace import columns
 from commprof.units import ns_to_ms
 
-#: Least number of new groups per step, and in all. Groups that a script makes late, but only once,
-#: are fewer.
+#: Least number of new groups per step, and in all. A script that makes groups late, but only once,
+#: makes fewer.
 _PER_STEP, _LEAST = 0.5, 5
 #: The work before the first calls of these groups is at least this fraction of the step.
 _SHARE = 0.03

@@ -28,7 +28,7 @@ class CallCost:
 
 
 def call_cost(facts: Facts, masks: Sequence[Mask]) -> CallCost | None:
-    """Fits transfer times to bytes, for each rank's masked calls, of one operation and group.
+    """Fits transfer times to sizes; all masked calls are of one operation in one group.
 
     None if the sizes are too alike, if larger calls take no longer, or if no replay is possible.
     """

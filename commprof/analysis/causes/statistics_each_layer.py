@@ -49,10 +49,10 @@ def _statistics(calls: RankCalls, world_size: int) -> tuple[Mask, Mask]:
     forward = _forward(calls, group)
     experts = among(calls.table.op, *codes_of("all_to_all")) & (calls.phase == Phase.FORWARD)
     if (experts & (calls.step >= 0)).any():
-        forward[:] = False  # the calls may be of layers of experts: numbers of tokens
+        forward[:] = False  # the calls may exchange numbers of tokens for layers of experts
     backward = calls.chosen(_OPS) & calls.in_backward & calls.is_blocking
     backward &= np.isin(calls.table.group, group) & (calls.size_bytes <= _MEAN_BYTES)
-    backward[last] = False  # the last bucket of a pass is waited for at once too
+    backward[last] = False  # a pass waits at once for its last bucket too
     return forward, backward
 
 

@@ -33,7 +33,7 @@ def _rule(facts: Facts) -> Sighting | None:
     recorded = facts.replays
     if recorded is None or facts.on_device:
         return None
-    # [rank, step] each; time without a core is not compute.
+    # ``forward`` and ``backward`` are [rank, step]. Time without a core is not compute.
     run_delay = recorded.kept_ns[:, recorded.counted]
     forward, backward = (
         recorded.own_ns[:, recorded.counted, phase] - run_delay[:, :, phase] for phase in _COMPUTE
