@@ -35,7 +35,7 @@ from commprof.units import ns_to_ms
 
 #: Largest number of functions that are reported.
 _MOST: Final = 5
-#: Number of standard errors by which a function's time must exceed that on the other ranks.
+#: Number of standard errors by which a function's time must exceed its time on the other ranks.
 _ERRORS: Final = 3.0
 _MOST_BYTES: Final = 256 << 20
 #: Frame that names a thread: the outermost frame, or the second if the outermost names the process.

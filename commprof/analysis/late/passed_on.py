@@ -21,8 +21,8 @@ Floats = npt.NDArray[np.float64]
 
 #: A rank passes waiting on if its own waits explain at least this fraction of its lateness.
 _MOST = 0.5
-#: Ranks that cause less than this fraction of all waiting are not followed, and at most this many
-#: other ranks are.
+#: Only ranks that cause at least this fraction of all waiting are followed, and at most this many
+#: ranks.
 _OF_ALL, _MOST_RANKS = 0.002, 256
 #: Longest chain of ranks that is followed.
 _LONGEST = 16
@@ -32,8 +32,8 @@ _LONGEST = 16
 class PassedOn:
     """Waiting, charged to the rank where it began instead of to the ranks that passed it on."""
 
-    #: Like the argument of :func:`passed_on`. In ``by_waiting_ns``, only the column of the rank
-    #: that caused the most waiting is filled.
+    #: These arrays are like the arguments of :func:`passed_on`. In ``by_waiting_ns``, only the
+    #: column of the rank that caused the most waiting is filled.
     waited_for_ns: Floats
     by_waiting_ns: Floats
     #: Ranks that are waited for mostly because they themselves waited for that rank.

@@ -44,7 +44,7 @@ class SlowRank:
     rank: int
     #: One of ``exposure.ORIGINS``: the phase in which the rank exceeds the others most.
     phase: str
-    #: Time by which the phase exceeds the others' median, or more, in three of four steps.
+    #: In three of four steps, the phase exceeds the others' median by at least this time.
     excess_ns: float
     #: p-value of a sign test: the probability that by chance some phase of some rank exceeds the
     #: others' median in this many steps. Correlated steps count as fewer.
@@ -158,8 +158,8 @@ class LateRank:
     #: Fraction of the waiting that ``phase`` explains; if ``phase`` is None, fraction that the
     #: largest cause explains. NaN if unknown, or if the rank is named for its own work.
     phase_share: float = math.nan
-    #: If the rank is named for its own work: time by which ``phase`` exceeds the median of the
-    #: others, or more, in three of four steps; else NaN.
+    #: If the rank is named for its own work: in three of four steps, ``phase`` exceeds the others'
+    #: median by at least this time. Otherwise NaN.
     slower_ms: float = math.nan
     #: Number of ranks that wait for this rank, see :func:`waiting_ranks`; 0 if not known.
     waiting_ranks: int = 0
