@@ -74,7 +74,8 @@ class RankBlock:
     call_shift: Ints
     #: Training thread of each rank.
     threads: Ints
-    #: First row of each rank among the block's calls; the next field is the same among its steps.
+    #: First row of each rank among the block's calls; the next field is its first row among the
+    #: block's steps.
     #: The last entry of each array is the total number of rows.
     calls: Ints
     steps: Ints

@@ -79,7 +79,7 @@ class _Waits:
     row: Narrow
     #: Index of the rank that was waited for.
     late: Narrow
-    #: The first wait of each block, then the number of all.
+    #: The first wait of each block, then the number of all waits.
     first: Ints
 
 
