@@ -11,7 +11,7 @@ A communication kernel is ``wait`` until the last rank has begun and ``transfer`
 
 Kernels of several streams may run at once: communication, compute and busy are the times in which
 at least one communication kernel, at least one other kernel, or any kernel ran. Copies is the time
-in which copies or fills of memory ran alone, or beside communication that they hid. The rules are
+in which copies or fills of memory ran, but no compute and no exposed communication. The rules are
 in :mod:`commprof.trace.device_activity`.
 
 Telemetry is the utilisation, clock, power and throttling that NVML reported during capture.

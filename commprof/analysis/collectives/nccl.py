@@ -47,11 +47,11 @@ _SLOW, _LINKS_TO_COMPARE = 1.5, 4
 class Split:
     """Parts of the mean time of a transfer on one channel to one rank, in ms."""
 
-    #: The network was sending.
+    #: Time in which the network was sending.
     network_ms: float
-    #: The peer had no buffer to offer.
+    #: Time in which the peer had no buffer to offer.
     peer_ms: float
-    #: The sending GPU had not filled the next buffer.
+    #: Time in which the sending GPU had not filled the next buffer.
     gpu_ms: float
 
 
