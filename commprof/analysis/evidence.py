@@ -84,7 +84,7 @@ class RecordedKinds(FieldGroup):
     times: bool
     #: True if kernels or copies of a device were recorded on all ranks.
     device: bool
-    #: False if only collectives of the training thread were recorded.
+    #: False if nothing of the training thread was recorded except its collectives.
     training_thread: bool
     #: False if the recording of some rank's device holds only communication kernels, while
     #: recordings of other ranks' devices also hold compute kernels.

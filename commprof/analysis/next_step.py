@@ -35,8 +35,8 @@ _OF_THE_LATE_RANK = (
     "rank-busier",
     "pipeline-bubble",
 )
-#: The advice is about data, optimizer or other code if that takes at least this many times as long
-#: as communication.
+#: The advice is about data, optimizer or other code if this part of the step takes at least this
+#: many times as long as communication.
 _FAR_LARGER = 2.0
 
 #: A trial is advised if the gradients that it changes hold at least this fraction of the exposed

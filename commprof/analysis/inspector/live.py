@@ -73,7 +73,8 @@ class LiveProcess:
     #: Waiting of other processes that began with this one, summed over these processes; the current
     #: part of the run is not included.
     caused_s: float
-    #: The three times above, over the parts of the run that ``InspectorState.late`` covers.
+    #: These are the previous three times, over the parts of the run that ``InspectorState.late``
+    #: covers.
     recent_time_s: float
     recent_waited_s: float
     recent_caused_s: float

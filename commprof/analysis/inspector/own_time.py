@@ -1,7 +1,7 @@
 """Time that processes spend outside of all operations, without any clock.
 
 Processes that exchange data leave their operations together, so between two such moments the same
-time passes for all: and the time that a process spends in operations is not spent outside of them.
+time passes for all. The time that a process spends in operations is not spent outside of them.
 The process that works longer than the others is therefore the one with the least time in all of its
 operations together, waiting and transfer, over all communicators. This holds for the sum over any
 part of the run. So unlike waiting, this time need not be traced across communicators, and processes
@@ -94,7 +94,7 @@ def least_standing_out_us(own_us: Floats, standing: Sequence[int]) -> float:
 
     If logs lost records, times of processes have an error, so that a process that is late by less
     may be missed. The longest time of the others is left out, because it may belong to such a
-    process. NaN if a time is not known, or of too few processes.
+    process. NaN if a time is not known, or if there are too few processes.
 
     Args:
         own_us: result of :func:`own_time`.

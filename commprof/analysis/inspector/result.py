@@ -141,7 +141,8 @@ class InspectedLogs(FieldGroup):
 class MeanTimes(FieldGroup):
     """Means per process."""
 
-    #: Time in collectives and messages whose waiting is known; the next field is the waiting.
+    #: Time in collectives and messages whose waiting is known; the next field is the waiting in
+    #: this time.
     time_s: float
     wait_s: float
     #: Time in operations whose waiting is not known, such as broadcasts.
@@ -423,7 +424,8 @@ def _unknown(
         rings = f", of which the rings dropped at least {dropped}" if dropped else ""
         found.append(
             f"{counted(lost, 'record')} of calls that other ranks recorded are missing{rings} "
-            f"(NCCL_INSPECTOR_DUMP_COLL_RING_SIZE, a shorter dump interval){_by_loss(job)}: "
+            "(a larger NCCL_INSPECTOR_DUMP_COLL_RING_SIZE or a shorter dump interval keeps more of "
+            f"them){_by_loss(job)}: "
             "waiting is at least what is shown, and a process that is late by "
             f"{little} may be missed"
         )

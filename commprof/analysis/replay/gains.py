@@ -360,7 +360,7 @@ class Replays:
         return np.concatenate(found, axis=1)
 
     def _mean_pieces_ns(self) -> dict[int, Floats]:
-        """Returns all ranks' mean lengths, by the index of the rank; empty if pieces differ."""
+        """Returns mean lengths of all ranks' pieces, by rank index; empty if the pieces differ."""
         alike = self._of_alike(0)
         if alike is None or len(alike) < len(self.ranks):
             return {}

@@ -379,7 +379,8 @@ def replayed_steps(seen: MeasuredWorld, most: int = _MOST_STRETCHES) -> list[Int
 def own_times(trace: Trace, begin_ns: int, time_ns: Ints) -> Floats:
     """Converts times of a rank to its own time since ``begin_ns``, all in ns.
 
-    ``trace`` is the rank's entry in ``MeasuredWorld.traces``; ``begin_ns`` is its program's.
+    ``trace`` is the rank's entry in ``MeasuredWorld.traces``; ``begin_ns`` is that of
+    the rank's program.
     """
     exposed = exposures_of(trace)
     first = np.array([0, len(exposed)])
