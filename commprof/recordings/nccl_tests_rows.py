@@ -43,7 +43,7 @@ class TestedFigure:
     """A figure as a file shows it."""
 
     value: float
-    #: Half a unit of the last digit shown: the true value differs by no more.
+    #: Half a unit of the last digit shown: the true value differs from ``value`` by at most this.
     half_digit: float
 
 
