@@ -225,7 +225,7 @@ class PackedRecords:
     def __getitem__(self, chosen: Any) -> Any:
         """Returns the column of a field if given a name.
 
-        The chosen records if given a mask, rows or a slice.
+        Returns the chosen records if given a mask, rows or a slice.
         """
         if not isinstance(chosen, str):
             return self._whole[chosen]
@@ -349,7 +349,7 @@ class KindRecords:
     def __getitem__(self, chosen: Any) -> Any:
         """Returns the column of a field if given a name.
 
-        The chosen records if given a mask, rows or a slice.
+        Returns the chosen records if given a mask, rows or a slice.
         """
         if not isinstance(chosen, str):
             return np.asarray(cast("Records", self))[chosen]

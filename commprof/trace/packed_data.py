@@ -74,7 +74,7 @@ class PackedData:
     _can_write: bool = field(default=True, init=False)
 
     def hold(self, data: Bytes) -> Bytes | InFile:
-        """Returns the same bytes, to be read in slices."""
+        """Stores ``data``; returns the same bytes, which are to be read in slices."""
         if self._in_memory + len(data) > self.most_in_memory and self._can_write:
             try:
                 self._file = self._file or _TemporaryFile()

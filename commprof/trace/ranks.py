@@ -96,9 +96,9 @@ def rows_containing(
     Args:
         begin_ns: begins of the intervals of all ranks, in ascending order for each rank.
         end_ns: ends of the intervals.
-        first: the first interval of each rank, then the number of all.
+        first: the first interval of each rank, then the number of all intervals.
         time_ns: times of all ranks.
-        first_time: the first time of each rank, then the number of all.
+        first_time: the first time of each rank, then the number of all times.
     """
     rank, rank_of_time = ranks_of(first), ranks_of(first_time)
     times = RankTimes.of(len(first) - 1, (rank, begin_ns), (rank_of_time, time_ns))

@@ -137,7 +137,7 @@ def text_of(path: Path | str) -> str:
 
 
 def _content(path: Path | str) -> str:
-    """Reads a whole file without the layers of ``open``: a monitor reads thousands a second."""
+    """Reads a file without the layers of ``open``: a monitor reads thousands of files a second."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = iter(lambda: os.read(descriptor, _READ_BYTES), b"")

@@ -183,7 +183,7 @@ def _is_same(life: Life, other: Life) -> bool:
 def _place(life: Life) -> tuple[int, int]:
     """Returns size and own rank of a life's largest group.
 
-    Of the newest, if several are equally large.
+    If several groups are equally large, the newest of them counts.
     """
     groups = [g for trace in life.traces.values() for g in trace.groups.values() if g.token]
     largest = max(groups, key=lambda group: (group.size, group.id), default=None)
