@@ -74,7 +74,7 @@ def _is_of_weights(facts: Facts, step_bytes: float) -> bool:
     trained = trained_by(facts.first.trace.metadata)
     if trained is None:
         return False
-    sizes = (trained.parameter_bytes, trained.parameter_bytes / 2)  # the same in 16 bits
+    sizes = (trained.parameter_bytes, trained.parameter_bytes / 2)  # as trained, and in 16 bits
     return any(abs(step_bytes - size) <= _ALIKE * size for size in sizes)
 
 

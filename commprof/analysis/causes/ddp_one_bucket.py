@@ -11,8 +11,8 @@ from commprof.analysis.causes.facts import Facts, RankCalls
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 
-#: One bucket holds at least the first fraction of the gradients, and at least the bytes of the
-#: second number of buckets of the default size.
+#: Least fraction of the gradients that one bucket holds, and least size of this bucket, in buckets
+#: of the default size.
 _NEARLY_ALL, _LEAST_BUCKETS = 0.8, 1.5
 #: The training thread waits for that bucket for at least this fraction of the step.
 _EXPOSED = 0.1

@@ -214,7 +214,8 @@ class Passes:
     exchanged: int
     #: Fraction of the updates before which the last pass exchanged gradients.
     last_share: float
-    #: Fraction of the updates that have these numbers of passes, or fewer, as the last of an epoch.
+    #: Fraction of the updates that have these numbers of passes, or fewer, as the last update of an
+    #: epoch may have.
     usual_share: float
     updates: int
 

@@ -13,8 +13,8 @@ from commprof.analysis.causes.sharded_library import is_flat, library, unit_gath
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 
-#: Least fractions of the step: for which the gathers delay the step, and of the low end of the
-#: gain. They are large because the fix costs memory.
+#: Two fractions of the step: the least delay by the gathers, and the least low end of the gain's
+#: interval. Both are large because the fix costs memory.
 _WORTH, _LOW = 0.1, 0.05
 #: The gathered units of the whole model may take at most this fraction of a rank's share of the
 #: host's memory.

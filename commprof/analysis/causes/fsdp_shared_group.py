@@ -83,9 +83,9 @@ CAUSE = CatalogueCause(
     why=(
         "Collectives of one group share a communicator and follow one another. In backward, the "
         "next block's all-gather is issued beside the last block's reduce-scatter, queues behind "
-        "it, and compute waits for the gather though nothing needs the scatter yet. With a second "
-        "group both are in progress at once; the second group costs a communicator's buffers on "
-        "each GPU."
+        "it, and compute waits for the gather though nothing needs the scatter's result yet. With "
+        "a second group both are in progress at once; the second group costs a communicator's "
+        "buffers on each GPU."
     ),
     gain_note=(
         "Not predicted, because the network may be slower when it carries both kinds of calls at "

@@ -16,7 +16,7 @@ from commprof.trace.exchanged import trained_by
 from commprof.trace.schema import Phase
 
 _OPS = ("all_gather", "all_gather_into_tensor", "gather")
-#: Least number of bytes of a gather: smaller ones are of scalars, whose causes are other files.
+#: Least number of bytes of a gather: smaller gathers are of scalars, which other causes are about.
 _LEAST_BYTES = 2**12
 #: Largest number of calls in a step: more calls do not gather outputs, or gather small tensors that
 #: can be joined.

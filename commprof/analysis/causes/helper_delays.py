@@ -15,7 +15,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.lookup import row_containing
 
-#: What a call costs helper threads beside its data, as the number of bytes that cost the same.
+#: A call costs helper threads as much as this many bytes, in addition to the cost of its data.
 _CALL_BYTES = 2**16
 
 

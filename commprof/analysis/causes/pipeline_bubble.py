@@ -112,8 +112,8 @@ CAUSE = CatalogueCause(
     why=(
         "A stage can compute only what the stage before it has sent. With one batch per step all "
         "stages but one are idle at any time, so that the job is no faster than one GPU. If the "
-        "batch is cut into micro batches, a stage computes the next one while other stages compute "
-        "the last ones; four per stage leave less than a fifth of the time idle. If stages wait "
+        "batch is cut into micro batches, a stage computes the next one while later stages compute "
+        "earlier ones; four per stage leave less than a fifth of the time idle. If stages wait "
         "for one another in this way, none of them is a slow rank."
     ),
     gain_note=(

@@ -58,14 +58,14 @@ def _repeated(calls: RankCalls) -> tuple[Mask, int]:
         # Calls with a phase between them belong to different micro batches.
         places = np.unique(np.stack([calls.step[of_kind], calls.segment[of_kind]], axis=1), axis=0)
         per_step = np.bincount(places[:, 0], minlength=len(calls.begin_ns))
-        waited_for = calls.is_blocking[of_kind].mean()  # some end before the thread waits
+        waited_for = calls.is_blocking[of_kind].mean()  # some calls end before a wait
         if float((per_step >= passes).mean()) >= _USUAL and waited_for >= 0.5:
             chosen[of_kind] = True
     return chosen, passes
 
 
 def _needless(calls: RankCalls, mask: Mask) -> Mask:
-    """The masked calls but for those of the last micro batch of each step."""
+    """The masked calls except those of the last micro batch of each step."""
     rows = np.flatnonzero(mask)
     latest = np.zeros(len(calls.begin_ns), dtype=np.int64)
     np.maximum.at(latest, calls.step[rows], calls.segment[rows])

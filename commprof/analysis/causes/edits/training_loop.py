@@ -20,7 +20,7 @@ from commprof.analysis.causes.edits.syntax import (
 
 
 def last_pass_only(script: Script, model: str, setter: bool = False) -> str:
-    """Lets only the last one of the loop over micro batches exchange gradients.
+    """Lets only the last pass of the loop over micro batches exchange gradients.
 
     Args:
         script: the script.
