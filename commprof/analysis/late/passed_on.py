@@ -89,7 +89,7 @@ def _moved(
         arriving = passing @ moved
     settled += arriving
     first = int(np.argmax(settled.sum(axis=0)))
-    # By rank: fraction of the waiting for it that began with rank ``first``.
+    # By rank: fraction of the waiting for this rank that began with rank ``first``.
     begins = np.zeros(settled.shape[1])
     begins[first] = retained[through.index(first)] if first in through else 1.0
     share = begins.copy()
