@@ -46,7 +46,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Stretch(FieldGroup):
-    """Per wait: one rank's time since it last met the other, to be compared with the other's."""
+    """Per wait: time of one rank since it last met the other, whose time it is compared with."""
 
     #: 0 if the two ranks have not met before.
     begin_ns: Ints

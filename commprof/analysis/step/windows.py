@@ -66,7 +66,7 @@ class StepWindows:
         most = max(KEPT_STEPS, KEPT_ROWS // ranks)
         if len(self.steps) <= most:
             return [self.steps]
-        shares = np.array_split(self.steps, _KEPT_STRETCHES)  # the first begins with the warm-up
+        shares = np.array_split(self.steps, _KEPT_STRETCHES)  # warm-up begins the first share
         return [share[: max(1, most // _KEPT_STRETCHES)] for share in shares]
 
     def sample(self, measured: Ints) -> list[Ints]:
