@@ -160,7 +160,7 @@ def fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
 
 def _fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
     """Computes :func:`fifo_starts` for many threads, call by call."""
-    latest = [0] * threads  # a heap of this many latest ends so far, with the earliest one first
+    latest = [0] * threads  # a heap of the latest ends so far, the earliest of them first
     starts = np.empty(len(issue_ns), dtype=np.int64)
     for k, (issue, end) in enumerate(zip(issue_ns.tolist(), end_ns.tolist(), strict=True)):
         starts[k] = max(issue, latest[0])
