@@ -137,7 +137,7 @@ def _by_waiting(
 ) -> tuple[list[int], float]:
     """Returns the processes that cause clearly more waiting than all others, the most first.
 
-    Also returns the fraction of the waiting that these processes must cause at least.
+    Also returns the least fraction of the waiting that these processes must cause together.
     ``by_process`` is the excess waiting that each process causes, see :func:`late_processes`;
     ``own_us`` is the result of :func:`commprof.analysis.inspector.own_time.own_time`.
     """
@@ -165,7 +165,7 @@ def _by_waiting(
 
 
 def _by_own_time(own_us: Floats, by_process: Floats, allowed: int) -> list[int]:
-    """Returns processes that work longer than all others and are waited for, the most waited first.
+    """Returns processes that work longer than all others and are waited for, in order of waiting.
 
     Empty if the process that causes most waiting does not work longer: then the lateness in this
     job does not come from the processes' own time.
@@ -175,7 +175,7 @@ def _by_own_time(own_us: Floats, by_process: Floats, allowed: int) -> list[int]:
     if most not in longer:
         return []
     of_others = float(np.delete(by_process, longer).max(initial=0.0))
-    # A process that works longer by half as much may be waited for half as long.
+    # If a process works longer by half as much as process ``most``, it may be waited for half as long.
     proportional = by_process[most] * own_us / own_us[most]
     least = np.minimum(_LEAST_IF_APART * proportional, _GAP * of_others)
     waited_for = [one for one in longer if by_process[one] > 0 and by_process[one] >= least[one]]

@@ -293,7 +293,7 @@ class Replays:
         )
 
     def _late_steps(self, place: int) -> npt.NDArray[np.bool_]:
-        """Mask over the counted steps: True where a rank is late, unless it is late in all.
+        """Mask over the counted steps: True for the steps in which a rank is late.
 
         All False if the rank is late in no step or in all steps.
 
@@ -393,7 +393,7 @@ class Replays:
         return {place: found}
 
     def _affected(self, late: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Returns the mask of late steps and those after them; ``late`` if too few remain."""
+        """Mask of late steps and the steps after them; ``late`` if too few other steps remain."""
         every = np.zeros(len(self.counted), dtype=bool)
         every[self.counted] = late
         every[1:] |= every[:-1].copy()
