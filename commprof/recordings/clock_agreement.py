@@ -154,7 +154,7 @@ def _offset(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> _Offsets:
 
 
 def _rates(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> Floats:
-    """Returns how fast each rank's clock ran, as a multiple of the first rank's.
+    """Returns how fast each rank's clock ran, as a multiple of the first rank's clock rate.
 
     1 for a rank whose clock gains no more than an unstepped clock can gain. A rate is computed from
     the medians of the first and of the last quarter of the shared collectives' ends, because a
@@ -176,7 +176,7 @@ def _rates(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> Floats:
 
 
 def _passed_ns(times_ns: Ints, chosen: npt.NDArray[np.bool_]) -> Floats:
-    """Returns for each column the median of its last quarter less the median of its first.
+    """Returns for each column the median of its last quarter minus that of its first quarter.
 
     Only the chosen times count; the result has no meaning for a column without any.
     """

@@ -349,7 +349,7 @@ def _is_of_library(value: Mapping[str, Any], version: str) -> bool:
 
 
 def _has_completed(status: Any) -> bool:
-    """True if a group's status has a completion; a hook that learns of none writes -1."""
+    """True if a group's status has a completion; a hook that learns of no completion writes -1."""
     last = status.get("last_completed_collective") if isinstance(status, dict) else None
     return last is not None and _integer(last, "last_completed_collective") >= 0
 

@@ -39,7 +39,7 @@ class AlikeInPython:
     """Does in Python what ``csrc/reading/alike_dictionaries.cpp`` does in C++."""
 
     def __init__(self) -> None:
-        """Knows no entry yet."""
+        """Begins without any kind of entry."""
         self._numbers: dict[bytes, int] = {}
 
     def read(self, dictionaries: list[Any]) -> tuple[Ints, Ints]:

@@ -35,7 +35,7 @@ class CallKinds:
     """Gives an id to each kind of call of all ranks of a job."""
 
     def __init__(self) -> None:
-        """Knows no kind yet."""
+        """Begins without any kind of call."""
         self.kinds: list[Call] = []
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._columns: dict[Any, npt.NDArray[Any]] = {}

@@ -39,7 +39,7 @@ def caveats(
     if events.passed_over_in_head:
         texts.append(
             "what the trace says about the job (rank, process groups, metadata) is not all JSON, "
-            f"and was left out where it is not ({quotes} and descriptions)"
+            f"and what is not JSON was left out ({quotes} and descriptions)"
         )
     if events.unreadable:
         texts.append(

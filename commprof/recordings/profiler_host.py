@@ -329,7 +329,7 @@ def _joined(
 ) -> tuple[list[int], set[int]]:
     """Returns the operator that each range belongs to, or -1, and the ranges in doubt.
 
-    A range in doubt belongs to an operator of its kind, but maybe to another one than the returned.
+    A range in doubt belongs to an operator of its kind, but perhaps not to the returned operator.
     """
     owner, in_doubt = [-1] * len(ran), set[int]()
     transfers: defaultdict[_Kind, list[int]] = defaultdict(list)

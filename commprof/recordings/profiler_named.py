@@ -48,7 +48,7 @@ class EventTexts:
     """Names and arguments of all traces of a job, each with an index."""
 
     def __init__(self) -> None:
-        """Knows no text yet."""
+        """Begins without any name or arguments."""
         self.names: list[str] = []
         #: Arguments without ``INTEGERS``; not to be changed.
         self.arguments: list[dict[str, Any]] = []

@@ -401,7 +401,7 @@ def _groups(recording: RankRecording, rank: int) -> tuple[dict[int, Group], Ints
     groups: dict[int, Group] = {}
     different, kind_of_call = numbered(recording.calls.kind)
     first = np.full(len(different), len(kind_of_call))
-    first[kind_of_call[::-1]] = np.arange(len(kind_of_call))[::-1]  # the last assignment counts
+    first[kind_of_call[::-1]] = np.arange(len(kind_of_call))[::-1]  # the first call counts
     of_kind = np.zeros(len(different), np.int64)
     for turn in np.argsort(first).tolist():  # in the order of their first calls
         call = recording.calls.kinds.kinds[int(different[turn])]
