@@ -191,8 +191,7 @@ def checked(value: object, shape: Shape, where: str = "") -> Any:
         return Path(checked(value, str, where))
     if _may_be_null(shape):
         return None if value is None else checked(value, get_args(shape)[0], where)
-    plain = shape == Signed or not get_args(shape)
-    return _of_type(value, shape, where) if plain else _items(value, shape, where)
+    return _items(value, shape, where) if _of_items(shape) else _of_type(value, shape, where)
 
 
 def _may_be_null(shape: Shape) -> bool:
@@ -234,10 +233,22 @@ def _members(value: Mapping[str, Any], shape: dict[str, Shape], where: str) -> d
     return members
 
 
+@functools.cache
+def _of_items(shape: Any) -> tuple[Any, ...]:
+    """Returns the type of a container, the shapes of its items, and True for an object.
+
+    Empty for the shape of a single value.
+    """
+    if shape == Signed or not get_args(shape):
+        return ()
+    kind: Any = get_origin(shape)
+    return kind, get_args(shape), issubclass(kind, Mapping)
+
+
 def _items(value: object, shape: Any, where: str) -> Any:
     """Converts the items of a JSON array, or the values of a JSON object with any keys."""
-    kind, inner = get_origin(shape), get_args(shape)
-    if issubclass(kind, Mapping):
+    kind, inner, is_mapping = _of_items(shape)
+    if is_mapping:
         items = _of_type(value, dict, where).items()
         if _all_plain([item for _, item in items], inner[1]):
             return dict(items)

@@ -12,10 +12,8 @@ import numpy.typing as npt
 
 from commprof.analysis.align.interfaces import machine_of
 from commprof.analysis.collectives.devices import DeviceTelemetry, KernelTimes, device_telemetry
-from commprof.analysis.step.breakdown import Breakdown, mean_of_known
-from commprof.analysis.step.measured import samples_read
+from commprof.analysis.step.breakdown import Breakdown, mean_of_known, means_of_known
 from commprof.trace.columns import Ints
-from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.units import NS_PER_MS, ns_to_ms, ns_to_s
 
@@ -109,18 +107,16 @@ class RankSummary:
 
 
 def rank_summary(
-    run: WorldRun, rank: int, part: Breakdown, parts: StepParts, trace: Trace
+    run: WorldRun, rank: int, part: Breakdown, parts: StepParts, samples: float
 ) -> RankSummary:
     """Computes the figures of one rank over the steps of ``part``, whose means are ``parts``.
 
-    ``trace``: the rank's trace, on any clock, whose phases are those of the host's thread.
+    ``samples``: number of samples that the rank read, if the training loop recorded none.
     """
     duration_s = ns_to_s(float(part.wall_ns.sum()))
     result = run.results.get(rank)
     average_loss, final_loss = math.nan, math.nan
-    if result is None:
-        samples = samples_read(trace, part.step)
-    else:
+    if result is not None:
         samples = samples_trained(result, part.step)
         average_loss, final_loss = float(result["average_loss"]), float(result["losses"][-1])
     host = str(run.traces[rank].metadata["machine"]["hostname"])
@@ -175,10 +171,7 @@ def step_parts(of_ranks: Sequence[Breakdown]) -> list[StepParts]:
         },
         "step_ms": mean_ms("wall"),
         **{
-            f"{name}_ms": [
-                ns_to_ms(mean_of_known(part, of_rank))
-                for part, of_rank in zip(stacked(name), exposed, strict=True)
-            ]
+            f"{name}_ms": list(map(ns_to_ms, means_of_known(stacked(name), exposed).tolist()))
             for name in ("wait", "transfer")
         },
         "unsplit_ms": mean_ms("unsplit"),

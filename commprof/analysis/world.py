@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from commprof.analysis.align.device_timeline import has_device_times
 from commprof.analysis.checks.cross_checks import cross_checks, theory_checks
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.collectives.communication import Communication, communication
@@ -25,7 +24,7 @@ from commprof.analysis.rank_summary import (
 )
 from commprof.analysis.recording import WorldRecording, world_recording
 from commprof.analysis.replay.gains import Gains, gains
-from commprof.analysis.step.measured import MeasuredWorld, observed_ranks
+from commprof.analysis.step.measured import MeasuredWorld, observed_ranks, samples_read
 from commprof.analysis.step.timing import StepTiming, step_timing
 from commprof.analysis.training_account import TrainingAccount, training_account
 from commprof.memory import return_free_memory
@@ -131,13 +130,11 @@ def _rank_summaries(run: WorldRun, seen: MeasuredWorld) -> tuple[RankSummary, ..
     step = seen.measured[0].step
     kernels = kernel_times(seen.matching, seen.traces, seen.tables, step, seen.clocks_shared)
     whole = seen.all_steps
-    # Traces on the common clock have cached tables, but a device timeline has other phases.
-    on_device = any(map(has_device_times, whole.recorded))
-    traces = whole.recorded if on_device else whole.traces
-    columns = seen.ranks, whole.measured, step_parts(whole.measured), traces, kernels
+    samples = samples_read(whole.on_host, whole.measured[0].step)
+    columns = seen.ranks, whole.measured, step_parts(whole.measured), samples, kernels
     return tuple(
-        replace(rank_summary(run, rank, part, parts, trace), kernels=of_rank)
-        for rank, part, parts, trace, of_rank in zip(*columns, strict=True)
+        replace(rank_summary(run, rank, part, parts, read), kernels=of_rank)
+        for rank, part, parts, read, of_rank in zip(*columns, strict=True)
     )
 
 

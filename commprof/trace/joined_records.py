@@ -119,11 +119,11 @@ class JoinedRecords(PackedRecords):
     @cached_property
     def _clocks(self) -> list[tuple[Callable[[Ints], Ints] | None, int, int]]:
         """First rank and end of each row of ranks whose times are converted by the same rule."""
-        found, done = [], 0
+        clocks, done = [], 0
         for to_common, some in itertools.groupby(self.of_ranks, lambda rank: rank.to_common):
             begin, done = done, done + len(list(some))
-            found.append((to_common, begin, done))
-        return found
+            clocks.append((to_common, begin, done))
+        return clocks
 
     def _moved(self, kind: int, column: npt.NDArray[Any], by: Ints) -> npt.NDArray[Any]:
         return column + np.repeat(by, self.counts(kind)).astype(column.dtype)

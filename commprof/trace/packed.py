@@ -324,10 +324,10 @@ def columns_of(records: Sequence[Records | PackedRecords], kind: int, field: str
     if len(of_packed) == len(records):
         return JoinedKind(of_packed, kind).column(field)
     parts = [
-        replace(each, to_common=None).column(kind, field)
-        if isinstance(each, PackedRecords)
-        else records_of(each, kind)[field]
-        for each in records
+        replace(of_trace, to_common=None).column(kind, field)
+        if isinstance(of_trace, PackedRecords)
+        else records_of(of_trace, kind)[field]
+        for of_trace in records
     ]
     return np.concatenate([np.empty(0, dtype=_DTYPES[field]), *parts])
 

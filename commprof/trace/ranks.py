@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,11 +19,22 @@ Ints = npt.NDArray[np.int64]
 Narrow = npt.NDArray[np.int32] | Ints
 
 _MOST_NS = 2**62
+#: Largest number of rows of a block of ranks: its columns then fit into a processor's cache.
+MOST_ROWS = 100_000
 
 
 def firsts(lengths: Sequence[int] | Ints) -> Ints:
     """Returns ``first`` of ranks that have these numbers of rows."""
     return np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+
+
+def in_blocks(lengths: Sequence[int]) -> list[slice]:
+    """Divides ranks with these numbers of rows into blocks of neighbours with not too many rows."""
+    first, bounds = firsts(lengths), [0]
+    while bounds[-1] < len(lengths):
+        until = int(np.searchsorted(first, first[bounds[-1]] + MOST_ROWS, side="right")) - 1
+        bounds.append(max(until, bounds[-1] + 1))
+    return list(itertools.starmap(slice, itertools.pairwise(bounds)))
 
 
 def joined(tables: Sequence[Any], name: str) -> npt.NDArray[Any]:

@@ -210,13 +210,12 @@ def clock_error_us(clocks: Sequence[ClockMap] | None, traces: Sequence[Trace]) -
     """
     if clocks is None:
         return math.nan
-    of_clocks: dict[int, list[int]] = {}
-    for position, clock in enumerate(clocks):
-        of_clocks.setdefault(id(clock), []).append(position)
+    # Ranks of one host share a map: their times are mapped together.
+    of_clocks: dict[int, tuple[ClockMap, list[Records]]] = {}
+    for clock, trace in zip(clocks, traces, strict=True):
+        of_clocks.setdefault(id(clock), (clock, []))[1].append(trace.records)
     worst_ns = [0.0]
-    for positions in of_clocks.values():
-        clock = clocks[positions[0]]
-        of_ranks = [traces[rank].records for rank in positions]
+    for clock, of_ranks in of_clocks.values():
         if not clock.is_same_clock:
             issued_ns = columns_of(of_ranks, Kind.ISSUE, "timestamp_ns").astype(np.int64)
             worst_ns.append(clock.error(issued_ns).max(initial=0.0))
@@ -230,11 +229,11 @@ def comparisons(traces: Sequence[Trace]) -> ClockMap | None:
     """
     of_ranks = [trace.records for trace in traces]
     # A signed offset is recorded as its two's complement.
-    compared_ns, offset, error = (
+    time_ns, offset, error = (
         columns_of(of_ranks, Kind.CLOCK, name).astype(np.uint64).view(np.int64)
         for name in ("timestamp_ns", "value", "bytes_in")
     )
-    return fit(compared_ns, offset, error) if len(compared_ns) else None
+    return fit(time_ns, offset, error) if len(time_ns) else None
 
 
 def _clock(trace: Trace) -> _Clock:

@@ -43,16 +43,17 @@ def _tensors(calls: RankCalls) -> Mask:
     return mask
 
 
+def _seen(calls: RankCalls) -> Bursts:
+    return bursts(calls, _tensors(calls), _LEAST)
+
+
 def _rule(facts: Facts) -> Sighting | None:
-    rows = facts.on_all_ranks(
-        lambda calls: bursts(calls, _tensors(calls), _LEAST),
-        lambda row: row.calls.per_step(row.all_calls) >= _LEAST,
-    )
-    if not rows:
-        return None
-    first = rows[0]
+    first = _seen(facts.ranks[0])
     size = first.calls.size_bytes[first.row]
-    if small(first.calls)[first.row].all() or size.mean() > _MEAN_BYTES:
+    if not len(size) or small(first.calls)[first.row].all() or size.mean() > _MEAN_BYTES:
+        return None
+    rows = facts.on_all_ranks(_seen, lambda row: row.calls.per_step(row.all_calls) >= _LEAST)
+    if not rows:
         return None
     spans = [calls.removed() for calls in rows]
     share = facts.share([float((span.end_ns - span.begin_ns).sum()) for span in spans])

@@ -33,7 +33,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints, Steps
 from commprof.trace.documents import Group
 from commprof.trace.lookup import among, joined_column, kept_once, repeated, row_containing
-from commprof.trace.ranks import Narrow, joined
+from commprof.trace.ranks import Narrow, firsts, in_blocks, joined, ranks_of, rows_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import (
     FLAG_DEVICE_ASYNC,
@@ -246,8 +246,8 @@ def calls_of(
         joined_column(parts)
         for parts in zip(
             *(
-                _in_its_rank(*of_rank, measured_steps)
-                for of_rank in zip(traces, tables, strict=True)
+                _in_their_ranks(traces[block], tables[block], measured_steps)
+                for block in in_blocks(matching.lengths)
             ),
             strict=True,
         )
@@ -351,43 +351,65 @@ def _apart(
     return wait, transfer, common
 
 
-def _in_its_rank(
-    trace: Trace, table: Collectives, measured_steps: Ints | None
+def _in_their_ranks(
+    traces: Sequence[Trace], tables: Sequence[Collectives], measured_steps: Ints | None
 ) -> tuple[npt.NDArray[np.bool_], Floats, Ints, Ints]:
-    """Returns four columns with a row per collective of one rank.
+    """Returns four columns with a row per collective of some ranks.
 
     The columns are: True if the collective was issued in a measured step; ``CallTimes.exposed_ns``;
     ``Calls.phase``; ``Calls.stack``.
     """
-    steps, found = columns.steps(trace), exposures_of(trace)
-    counted = (found.collective >= 0) & _measured(steps, measured_steps, found.begin_ns)
+    waits = list(map(exposures_of, traces))
+    first_call, first_wait = (firsts(list(map(len, rows))) for rows in (tables, waits))
+    collective = joined(waits, "collective")
+    counted = np.flatnonzero(
+        (collective >= 0) & _measured(traces, measured_steps, joined(waits, "begin_ns"), first_wait)
+    )
     exposed = np.bincount(
-        found.collective[counted], weights=found.waited_ns[counted], minlength=len(table)
+        collective[counted] + first_call[ranks_of(first_wait)[counted]],
+        weights=joined(waits, "waited_ns")[counted],
+        minlength=int(first_call[-1]),
     )
     return (
-        _measured(steps, measured_steps, table.issue_ns),
+        _measured(traces, measured_steps, joined(tables, "issue_ns"), first_call),
         exposed.astype(np.float64),
-        kept_once(phases_of(trace, table)),
-        kept_once(columns.stacks(trace, table.op_id)),
+        kept_once(_phases_of(traces, tables)),
+        kept_once(joined_column(map(_stacks, traces, tables))),
     )
+
+
+def _stacks(trace: Trace, table: Collectives) -> Ints:
+    if not len(columns.of_kind(trace.records, Kind.STACK)):
+        return repeated(np.int64(0), len(table))
+    return columns.stacks(trace, table.op_id)
 
 
 def phases_of(trace: Trace, table: Collectives) -> Ints:
     """Returns the code of the phase in which each collective of a rank was issued."""
-    recorded = trace.recorded
-    if recorded is not None and recorded.phase is not None:
-        in_phase = recorded.phase[table.op_id - 1]
-    else:
-        in_phase = _phase_at(trace, training_thread(trace), table.issue_ns)
+    return _phases_of([trace], [table])
+
+
+def _phases_of(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Ints:
+    """Returns :func:`phases_of` of some ranks, joined."""
+    in_phase = _phases_at(traces, tables)
+    if any(trace.recorded is not None and trace.recorded.phase is not None for trace in traces):
+        first = firsts(list(map(len, tables)))[1:-1]
+        for trace, table, part in zip(traces, tables, np.split(in_phase, first), strict=True):
+            if trace.recorded is not None and trace.recorded.phase is not None:
+                part[:] = trace.recorded.phase[table.op_id - 1]
     # On a device, a stream may be ready for a collective of backward before backward begins.
-    return np.where(table.graph_task >= 0, int(Phase.BACKWARD), in_phase)
+    return np.where(joined(tables, "graph_task") >= 0, int(Phase.BACKWARD), in_phase)
 
 
-def _measured(steps: Steps, measured: Ints | None, time_ns: Ints) -> npt.NDArray[np.bool_]:
+def _measured(
+    traces: Sequence[Trace], measured: Ints | None, time_ns: Ints, first: Ints
+) -> npt.NDArray[np.bool_]:
+    """True for times of ranks in a measured step; ``first``: the first time of each rank."""
     if measured is None:
         return np.ones(len(time_ns), dtype=np.bool_)
-    inside: npt.NDArray[np.bool_] = step_at(steps, measured, time_ns) >= 0
-    return inside
+    steps = [columns.steps(trace).numbered(measured) for trace in traces]
+    bounds_ns = joined(steps, "begin_ns"), joined(steps, "end_ns")
+    return rows_containing(*bounds_ns, firsts(list(map(len, steps))), time_ns, first) >= 0
 
 
 def step_at(steps: Steps, measured: Ints, time_ns: Ints) -> Ints:
@@ -397,12 +419,17 @@ def step_at(steps: Steps, measured: Ints, time_ns: Ints) -> Ints:
     return np.append(chosen.index, -1)[row]  # outside of all steps, row -1 selects -1
 
 
-def _phase_at(trace: Trace, thread: int, time_ns: Ints) -> Ints:
-    """Phase of the training thread at each time; OTHER outside of all phases."""
-    phases = columns.phases(trace)
-    mine = phases.thread == thread
-    row = row_containing(phases.begin_ns[mine], phases.end_ns[mine], time_ns)
-    key = np.append(phases.key[mine], int(Phase.OTHER))[row]  # row -1, outside of all: OTHER
+def _phases_at(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Ints:
+    """Phase of each rank's training thread when it issued each call; OTHER outside of phases."""
+    phases = list(map(columns.phases, traces))
+    rank = ranks_of(firsts(list(map(len, phases))))
+    thread = np.array(list(map(training_thread, traces)))
+    mine = np.flatnonzero(joined(phases, "thread") == thread[rank])
+    begin_ns, end_ns = (joined(phases, name)[mine] for name in ("begin_ns", "end_ns"))
+    first = firsts(np.bincount(rank[mine], minlength=len(traces)))
+    first_call = firsts(list(map(len, tables)))
+    row = rows_containing(begin_ns, end_ns, first, joined(tables, "issue_ns"), first_call)
+    key = np.append(joined(phases, "key")[mine], int(Phase.OTHER))[row]  # row -1, outside of all: OTHER
     return np.where(key < len(Phase), key, int(Phase.OTHER)).astype(np.int64)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from commprof.analysis.align.device_timeline import has_device_times
 from commprof.analysis.align.interfaces import trained_no_ddp
 from commprof.analysis.collectives.apart import TrainedApart, trained_apart
 from commprof.analysis.collectives.compression import CompressionRow, compression_rows
@@ -83,10 +82,7 @@ def _apart(run: WorldRun, seen: MeasuredWorld) -> TrainedApart | None:
     if seen.whole is not None or any(trace.dropped for trace in seen.recorded):
         return None
     by_python = any(trace.metadata.get("capture") == "python" for trace in seen.recorded)
-    # The cached tables of ``seen.traces`` cannot be used: on a device timeline they differ from the
-    # recorded tables.
-    on_device = any(map(has_device_times, seen.recorded))
-    found = exchanged_by_each(seen.recorded if on_device else seen.traces)
+    found = exchanged_by_each(seen.on_host)
     return trained_apart(found, run.world_size, sees_all=not by_python)
 
 

@@ -241,9 +241,9 @@ class Breakdown:
         at = np.flatnonzero(chosen)
         if len(at) == len(chosen):
             return self
-        in_a_row = len(at) > 0 and at[-1] - at[0] == len(at) - 1
-        rows = slice(at[0], at[-1] + 1) if in_a_row else at
-        return rows_of(self, rows)
+        if len(at) > 0 and at[-1] - at[0] == len(at) - 1:
+            return self._between(int(at[0]), int(at[-1]) + 1)
+        return rows_of(self, at)
 
     @classmethod
     def joined(cls, parts: Sequence[Breakdown]) -> Breakdown:
@@ -412,9 +412,17 @@ def mean_of_known(part: Floats, exposed: Floats) -> float:
     The mean parts (``wait``, ``transfer`` and ``unsplit``) then add up to the mean exposed time.
     NaN if the part is unknown in all rows with exposed time, or if there are no rows.
     """
-    if len(part) == 0 or (np.isnan(part[exposed > 0]).all() and (exposed > 0).any()):
-        return float("nan")
-    return float(np.nan_to_num(part, nan=0.0).mean())
+    return float(means_of_known(part[np.newaxis], exposed[np.newaxis])[0])
+
+
+def means_of_known(parts: Floats, exposed: Floats) -> Floats:
+    """Returns :func:`mean_of_known` of each row of two tables ``[row, column]``."""
+    if parts.shape[1] == 0:
+        return np.full(len(parts), np.nan)
+    is_exposed, unknown = exposed > 0, np.isnan(parts)
+    none_known = is_exposed.any(axis=1) & (unknown | ~is_exposed).all(axis=1)
+    means = np.nan_to_num(parts, nan=0.0).mean(axis=1)
+    return np.where(none_known, np.nan, means)
 
 
 def _step_of(steps: Steps, time_ns: Ints) -> Ints:

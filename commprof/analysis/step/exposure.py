@@ -86,9 +86,11 @@ def training_thread(trace: Trace) -> int:
 
     If no steps are marked, returns the thread that issued the most collectives; 0 if there is none.
     """
-    table, steps = columns.collectives(trace), columns.steps(trace)
-    marks = steps.thread[:1] if len(steps) else table.thread
-    return int(np.bincount(marks).argmax()) if len(marks) else 0
+    steps = columns.steps(trace)
+    if len(steps):
+        return int(steps.thread[0])
+    thread = columns.collectives(trace).thread
+    return int(np.bincount(thread).argmax()) if len(thread) else 0
 
 
 def _columns(part: Exposures) -> tuple[Ints, Ints, Ints, Ints, Floats]:

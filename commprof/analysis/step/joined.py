@@ -39,6 +39,7 @@ from commprof.trace.device_activity import DeviceActivity
 from commprof.trace.joined_records import KINDS, LARGEST, JoinedRecords
 from commprof.trace.lookup import Table, joined_column, map_columns, rows_of
 from commprof.trace.packed import packed
+from commprof.trace.ranks import MOST_ROWS
 from commprof.trace.ranks import joined as joined_columns
 from commprof.trace.reader import Trace
 from commprof.trace.schema import MOMENTS, Kind, Records
@@ -47,9 +48,6 @@ Column = npt.NDArray[Any]
 
 #: Longest time of a block: a sum of so many ns is exact to 1e-5 ns as a float.
 _LONGEST_NS = 2**37
-#: Largest number of calls and of a device's intervals in a block: its columns then fit into a
-#: processor's cache.
-_MOST_ROWS = 100_000
 #: Least time between the records of two ranks of a block.
 _APART_NS = 10_000_000
 _TRAINING, _OTHER = 1, 2
@@ -189,7 +187,7 @@ def joined(traces: Sequence[Trace]) -> list[RankBlock]:
             length_ns += until_ns - begin_ns
             rows += _rows(traces[end])
             alike = shapes[end] == shapes[place]
-            if end > place and (length_ns > _LONGEST_NS or rows > _MOST_ROWS or not alike):
+            if end > place and (length_ns > _LONGEST_NS or rows > MOST_ROWS or not alike):
                 break
             end += 1
         some = slice(place, end)
@@ -212,7 +210,7 @@ def alone(place: int, trace: Trace) -> RankBlock:
 
 
 def _rows(trace: Trace) -> int:
-    """Returns the number of rows with which a rank counts for ``_MOST_ROWS``."""
+    """Returns the number of rows with which a rank counts for ``MOST_ROWS``."""
     ran = () if trace.device_activity is None else trace.device_activity.kinds
     return len(columns.of_kind(trace.records, Kind.ISSUE)) + sum(map(len, ran))
 

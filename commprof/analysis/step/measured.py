@@ -24,7 +24,7 @@ from commprof.analysis.align.clocks import (
     on_common_clock,
     rank_clocks,
 )
-from commprof.analysis.align.device_timeline import on_device_timeline
+from commprof.analysis.align.device_timeline import has_device_times, on_device_timeline
 from commprof.analysis.align.matching import Matching, match
 from commprof.analysis.step.breakdown import Breakdown, Floats, of_split
 from commprof.analysis.step.exposure import exposures_of
@@ -37,32 +37,42 @@ from commprof.memory import return_free_memory
 from commprof.stats.intervals import robust_deviation
 from commprof.trace import columns, schema
 from commprof.trace.columns import Collectives, Ints, Steps
-from commprof.trace.lookup import is_in, row_containing
+from commprof.trace.lookup import is_in
+from commprof.trace.packed import columns_of
+from commprof.trace.ranks import firsts, ranks_of, rows_containing
+from commprof.trace.ranks import joined as joined_columns
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import Kind, Phase
 
 
-def samples_read(trace: Trace, step: Ints) -> float:
-    """Number of samples in the batches that the training thread read in the given steps.
+def samples_read(traces: Sequence[Trace], step: Ints) -> list[float]:
+    """Number of samples in the batches that each rank's training thread read in the given steps.
 
     NaN if the thread read no batch, or a batch whose samples cannot be counted.
     """
-    phases = columns.of_kind(trace.records, Kind.PHASE)
-    if not (phases["seq"] > 0).any():
-        return math.nan
-    steps = columns.steps(trace)
-    chosen = is_in(steps.index, step)
-    if not chosen.any():
-        return math.nan
-    begin, end = steps.begin_ns[chosen], steps.end_ns[chosen]
-    reads = phases.compress((phases["thread"] == steps.thread[0]) & (phases["seq"] > 0))
-    at = reads["timestamp_ns"].astype(np.int64)
-    inside = row_containing(begin, end, at) >= 0
-    samples = reads["seq"][inside].astype(np.int64)
-    if len(samples) == 0 or (samples == schema.SAMPLES_UNKNOWN).any():
-        return math.nan
-    return float(samples.sum())
+    samples = columns_of([trace.records for trace in traces], Kind.PHASE, "seq").astype(np.int64)
+    if not samples.any():
+        return [math.nan] * len(traces)
+    steps, phases = list(map(columns.steps, traces)), list(map(columns.phases, traces))
+    thread = np.array([int(of_rank.thread[0]) if len(of_rank) else -1 for of_rank in steps])
+    rank = ranks_of(firsts(list(map(len, phases))))
+    read = np.flatnonzero((samples > 0) & (joined_columns(phases, "thread") == thread[rank]))
+    samples, rank, begin_ns = samples[read], rank[read], joined_columns(phases, "begin_ns")[read]
+    chosen = [of_rank.numbered(step) for of_rank in steps]
+    row = rows_containing(
+        joined_columns(chosen, "begin_ns"),
+        joined_columns(chosen, "end_ns"),
+        firsts(list(map(len, chosen))),
+        begin_ns,
+        firsts(np.bincount(rank, minlength=len(traces))),
+    )
+    inside = row >= 0
+    batches, uncounted, total = (
+        np.bincount(rank[inside], weights=values[inside], minlength=len(traces))
+        for values in (np.ones(len(rank)), samples == schema.SAMPLES_UNKNOWN, samples)
+    )
+    return np.where((batches > 0) & (uncounted == 0), total, np.nan).tolist()
 
 
 def median_per_step(steps: Steps, measured: Ints, begin_ns: Ints) -> int:
@@ -197,6 +207,16 @@ class MeasuredSteps:
         """Per rank: breakdown of the steps after warm-up, from which all figures are computed."""
         count = len(self.parts[0].step)
         return [part.rows(np.arange(count) >= self.warmup) for part in self.parts]
+
+    @cached_property
+    def on_host(self) -> list[Trace]:
+        """Traces whose steps and phases are those of the host's threads, with cached tables.
+
+        These are ``traces``, if none of them is on a device's timeline: that has other phases, and
+        may lack steps.
+        """
+        on_device = any(map(has_device_times, self.recorded))
+        return self.recorded if on_device else self.traces
 
     @cached_property
     def steps(self) -> Steps:

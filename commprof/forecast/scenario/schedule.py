@@ -399,6 +399,6 @@ def batch_of(traces: Sequence[Trace], measured: Ints) -> StepBatch:
     passes = int(job.get("training", {}).get("accumulate", 1))
     per_rank = float(job.get("per_rank_batch", 0)) * passes
     if not per_rank:
-        read = [samples_read(trace, measured) / len(measured) for trace in traces]
+        read = [samples / len(measured) for samples in samples_read(traces, measured)]
         per_rank = 0.0 if math.isnan(sum(read)) else sum(read) / len(read)
     return StepBatch(per_rank, int(job.get("steps_per_epoch", 0)), str(job.get("scaling", "")))

@@ -115,9 +115,9 @@ def test_samples_are_summed_over_the_given_steps(tmp_path: Path) -> None:
     epoch_end = phase(Phase.DATA, 35, 36)  # StopIteration
     marks = [mark(10 * i + 10, i, UPDATED) for i in range(4)]
     trace = trace_of(tmp_path, START, *marks, *reads, epoch_end)
-    assert samples_read(trace, np.array([1, 2, 3])) == 12
-    assert samples_read(trace, np.array([1, 3])) == 8
-    assert math.isnan(samples_read(trace, np.array([], dtype=np.int64)))
+    assert samples_read([trace], np.array([1, 2, 3]))[0] == 12
+    assert samples_read([trace], np.array([1, 3]))[0] == 8
+    assert math.isnan(samples_read([trace], np.array([], dtype=np.int64))[0])
 
 
 def test_the_sum_of_samples_is_unknown_if_one_batch_is_unknown(tmp_path: Path) -> None:
@@ -126,6 +126,6 @@ def test_the_sum_of_samples_is_unknown_if_one_batch_is_unknown(tmp_path: Path) -
     trace = trace_of(
         tmp_path, START, known, mark(10, 0, UPDATED), unknown, mark(20, 1, UPDATED), mark(30, 2, 1)
     )
-    assert samples_read(trace, np.array([0])) == 4
-    assert math.isnan(samples_read(trace, np.array([0, 1])))
-    assert math.isnan(samples_read(trace, np.array([2])))  # nothing was read
+    assert samples_read([trace], np.array([0]))[0] == 4
+    assert math.isnan(samples_read([trace], np.array([0, 1]))[0])
+    assert math.isnan(samples_read([trace], np.array([2]))[0])  # nothing was read

@@ -59,7 +59,7 @@ def test_figures_are_those_of_each_rank_alone(seed: int, monkeypatch: pytest.Mon
     if seed % 2:
         assert max(sizes) > 1
     count = len(sizes)
-    monkeypatch.setattr(joined, "_MOST_ROWS", -1)
+    monkeypatch.setattr(joined, "MOST_ROWS", -1)
     alone = _figures(ranks)
     assert len(sizes) == count
     assert not list(differences({"run": alone}, {"run": together}))
@@ -88,7 +88,7 @@ def test_figures_of_devices_are_those_of_each_rank_alone(
     join = measured.joined
     monkeypatch.setattr(measured, "joined", lambda traces: [*_noted(join(traces), blocks)])
     together = render()
-    monkeypatch.setattr(joined, "_MOST_ROWS", -1)
+    monkeypatch.setattr(joined, "MOST_ROWS", -1)
     assert render() == together
     assert [len(block) for block in blocks[0]] == [6]
     assert [len(block) for block in blocks[1]] == [1] * 6
