@@ -141,7 +141,7 @@ class TrainedParameters:
         of_models: list[dict[int, int]] = []
         for model in self._models():
             untrained += untrained_modules(model, set(own))
-            of_models.append({id(weight): _bytes(weight) for _, weight in reduced(model)})
+            of_models.append({id(parameter): _bytes(parameter) for _, parameter in reduced(model)})
             chosen = set(of_models[-1])
             by_ddp |= chosen
             ignored |= {id(parameter) for parameter in model.parameters()} - chosen

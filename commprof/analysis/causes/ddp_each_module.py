@@ -82,7 +82,8 @@ CAUSE = CatalogueCause(
     gain_note=(
         "The steps are replayed with buckets of the default size, whose time is computed from the "
         "times and bytes of this run's buckets. Not predicted if all buckets have nearly one "
-        "size, because the run then does not tell the latency from the transfer."
+        "size or their times vary too much, because the run then does not tell the latency from "
+        "the transfer."
     ),
     fix=(
         "from torch.nn.parallel import DistributedDataParallel\n\n"

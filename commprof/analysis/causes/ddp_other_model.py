@@ -43,7 +43,7 @@ class _Pass:
 def _cycle(updated: Sequence[Models]) -> list[Models]:
     """The models of each update, of one cycle of updates; empty if the updates have no cycle."""
     for length in range(1, len(updated) // 2 + 1):
-        if all(updated[position] == updated[position % length] for position in range(len(updated))):
+        if all(updated[index] == updated[index % length] for index in range(len(updated))):
             return list(updated[:length])
     return []
 
@@ -73,7 +73,7 @@ def _passes(calls: RankCalls, sets: dict[int, Models]) -> list[_Pass]:
             return []
         issue_ns = calls.table.issue_ns[of_pass[0]]
         passes.append(_Pass(of_pass, models, int(np.searchsorted(update_ns, issue_ns))))
-    return sorted(passes, key=lambda backward: int(calls.table.issue_ns[backward.rows[0]]))
+    return sorted(passes, key=lambda passed: int(calls.table.issue_ns[passed.rows[0]]))
 
 
 def _needless(calls: RankCalls, passes: list[_Pass], cycle: list[Models]) -> Mask | None:
@@ -82,36 +82,32 @@ def _needless(calls: RankCalls, passes: list[_Pass], cycle: list[Models]) -> Mas
     None if the passes do not fit to the updates, so that nothing is known.
     """
     table, mask = calls.table, np.zeros(len(calls.table), dtype=bool)
-    alone = {backward.models: backward.rows for backward in reversed(passes)}
+    alone = {passed.models: passed.rows for passed in reversed(passes)}
     usual: dict[tuple[Models, int], list[int]] = {}
-    for position, backward in enumerate(passes):
-        before = passes[position + 1].update if position + 1 < len(passes) else backward.update + 1
-        updated = [cycle[number % len(cycle)] for number in range(backward.update, before)]
-        if updated and not frozenset[int]().union(*updated) & backward.models:
+    for index, passed in enumerate(passes):
+        before = passes[index + 1].update if index + 1 < len(passes) else passed.update + 1
+        updated = [cycle[number % len(cycle)] for number in range(passed.update, before)]
+        if updated and not frozenset[int]().union(*updated) & passed.models:
             return None
-        again = [model for model in backward.models if _is_again(model, position, passes, cycle)]
+        again = [model for model in passed.models if _is_again(model, index, passes, cycle)]
         # What follows the last passes was not recorded: it is what follows such passes before.
-        again = usual.setdefault((backward.models, backward.update % len(cycle)), again)
+        again = usual.setdefault((passed.models, passed.update % len(cycle)), again)
         for model in again:
             sizes = alone.get(frozenset([model]))
-            rows = (
-                backward.rows if sizes is None else _of_sizes(table.bytes_in, backward.rows, sizes)
-            )
-            if len(again) < len(backward.models) and sizes is None:
+            rows = passed.rows if sizes is None else _of_sizes(table.bytes_in, passed.rows, sizes)
+            if len(again) < len(passed.models) and sizes is None:
                 continue
             mask[rows] = True
     return mask
 
 
-def _is_again(model: int, position: int, passes: list[_Pass], cycle: list[Models]) -> bool:
+def _is_again(model: int, index: int, passes: list[_Pass], cycle: list[Models]) -> bool:
     """True if a later pass exchanges the model too, before its update but after another one."""
-    now = passes[position].update
+    now = passes[index].update
     updates = (now + ahead for ahead in range(len(cycle)))
-    own_update = next((k for k in updates if model in cycle[k % len(cycle)]), None)
-    later = next(
-        (backward for backward in passes[position + 1 :] if model in backward.models), None
-    )
-    return own_update is not None and later is not None and now < later.update <= own_update
+    its_update = next((k for k in updates if model in cycle[k % len(cycle)]), None)
+    later = next((passed for passed in passes[index + 1 :] if model in passed.models), None)
+    return its_update is not None and later is not None and now < later.update <= its_update
 
 
 def _of_sizes(size_bytes: Ints, rows: Ints, like: Ints) -> Ints:

@@ -8,11 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from commprof.analysis.causes.facts import Facts, Floats, Mask
+from commprof.stats.intervals import robust_deviation
 from commprof.trace.columns import Ints
 
 #: The largest calls must hold at least this many times the bytes of the smallest calls: otherwise
 #: latency and transfer cannot be told apart.
 _SPREAD = 2.0
+#: The transfer of all bytes of these calls must be known to this fraction of the step.
+_ERROR = 0.02
+#: Standard error of the median of n normal values, in their standard deviation over the root of n.
+_MEDIAN_ERROR = 1.2533
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,8 @@ class CallCost:
 def call_cost(facts: Facts, masks: Sequence[Mask]) -> CallCost | None:
     """Fits transfer times to sizes; all masked calls are of one operation in one group.
 
-    None if the sizes are too alike, if larger calls take no longer, or if no replay is possible.
+    None if their sizes are too alike, if larger calls take no longer, if times vary too much to
+    tell how long the bytes of a step take, or if no replay is possible.
     """
     if not facts.transfer_ns:
         return None
@@ -42,4 +48,33 @@ def call_cost(facts: Facts, masks: Sequence[Mask]) -> CallCost | None:
         return None
     median = np.array([np.median(transfer[size_row == number]) for number in range(len(sizes))])
     slope, latency = np.polyfit(sizes.astype(np.float64), median, 1, w=np.sqrt(count))
-    return CallCost(float(latency), float(slope)) if slope > 0 and latency > 0 else None
+    if not (slope > 0 and latency > 0):
+        return None
+    cost = CallCost(float(latency), float(slope))
+    spread = [robust_deviation(transfer[size_row == number]) for number in range(len(sizes))]
+    error = _MEDIAN_ERROR * np.array(spread) / np.sqrt(count)
+    step_bytes = float(size.sum()) / len(facts.ranks) / facts.steps
+    error_ns = step_bytes * _slope_error(cost, sizes, median, error, count)
+    return cost if error_ns <= _ERROR * facts.step_ns else None
+
+
+def _slope_error(
+    cost: CallCost, sizes: Ints, median_ns: Floats, error_ns: Floats, count: Ints
+) -> float:
+    """Standard error of the time per byte, in ns.
+
+    It follows from how far the medians are from the line, or from their own errors if these are
+    larger: two sizes are always on a line.
+
+    Args:
+        cost: the line through the medians.
+        sizes: bytes of the calls, each size once.
+        median_ns: median time of the calls of each size.
+        error_ns: standard error of this median.
+        count: number of calls of each size.
+    """
+    off_ns = median_ns - cost.of_ns(sizes)
+    beyond = float((count * off_ns**2).sum()) / max(1, len(sizes) - 2)
+    of_medians = float((count * error_ns**2).mean())
+    mean = float((count * sizes).sum()) / float(count.sum())
+    return float(np.sqrt(max(beyond, of_medians) / (count * (sizes - mean) ** 2).sum()))

@@ -53,12 +53,12 @@ def of_loss(calls: RankCalls) -> Mask:
     inner = calls.chosen(_OPS) & calls.in_backward & (calls.size_bytes <= _SCALAR_BYTES)
     if np.isin(calls.table.group[inner & calls.is_blocking], calls.table.group[mask]).any():
         return np.zeros(len(mask), dtype=bool)
-    found = bursts(calls, mask, _LEAST)
-    same = found.burst[1:] == found.burst[:-1]
-    earlier, later = found.row[:-1][same], found.row[1:][same]
+    in_a_row = bursts(calls, mask, _LEAST)
+    same = in_a_row.burst[1:] == in_a_row.burst[:-1]
+    earlier, later = in_a_row.row[:-1][same], in_a_row.row[1:][same]
     work_ns = (calls.table.issue_ns[later] - calls.wait_end_ns[earlier]).sum()
-    blocked_ns = calls.blocked_ns(found.all_calls)
-    return found.all_calls if work_ns <= blocked_ns else np.zeros(len(mask), dtype=bool)
+    blocked_ns = calls.blocked_ns(in_a_row.all_calls)
+    return in_a_row.all_calls if work_ns <= blocked_ns else np.zeros(len(mask), dtype=bool)
 
 
 def _rule(facts: Facts) -> Sighting | None:

@@ -162,8 +162,8 @@ CAUSE = CatalogueCause(
     gain_note=(
         "The steps are replayed with one call in place of each series of calls. The time of this "
         "call is computed from the times and bytes of this run's calls; the copies are not "
-        "counted. Not predicted if all calls have nearly one size, because latency and transfer "
-        "cannot then be told apart."
+        "counted. Not predicted if all calls have nearly one size or their times vary too much, "
+        "because latency and transfer cannot then be told apart."
     ),
     fix=(
         "grads = [p.grad for p in YOUR_MODEL.parameters() if p.grad is not None]\n"

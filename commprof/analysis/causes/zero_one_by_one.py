@@ -108,7 +108,8 @@ CAUSE = CatalogueCause(
     ),
     gain_note=(
         "The steps are replayed with one call of each rank. The time of this call is computed from "
-        "the times and bytes of this run's calls. Not predicted if all calls have nearly one size."
+        "the times and bytes of this run's calls. Not predicted if all calls have nearly one size, "
+        "or if their times vary too much."
     ),
     fix=(
         "from torch.distributed.optim import ZeroRedundancyOptimizer\n\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from commprof.trace.schema import Phase
@@ -142,3 +143,23 @@ def test_ranks_with_cores_of_their_own_or_without_others_are_usual(
     no_core_ms: float, cpus: tuple[str, str], count: int
 ) -> None:
     assert "same-core" not in causes_of(partial(bound, no_core_ms, cpus, count))
+
+
+def varied(spread_ms: float, script: Script, step: int) -> None:
+    """Eight tensors of 100 or 200 kB, whose calls take 0.4 ms, 1 ms per MB, and any time more."""
+    script.forward(10.0)
+    script.backward(20.0, {4 * MB: 2.0})
+    script.work(1.0, Phase.OPTIMIZER)
+    for place in range(8):
+        size = MB // 10 * (1 + place % 2)
+        drawn = np.random.default_rng([step, place]).lognormal(0.0, 1.0)
+        script.call(size=size, ms=0.4 + size / MB + spread_ms * drawn)
+
+
+def test_the_time_of_a_joined_call_is_said_if_the_calls_tell_it() -> None:
+    steady = causes_of(partial(varied, 0.01), steps=41)["tensors-one-by-one"]
+    # Seven of eight latencies of 0.4 ms, in steps of about 37.5 ms.
+    assert saved(steady) == pytest.approx(2.8 / 37.5, abs=5e-3)
+    unsteady = causes_of(partial(varied, 2.0), steps=41)["tensors-one-by-one"]
+    assert unsteady.saving is None
+    assert unsteady.share > 0.3
