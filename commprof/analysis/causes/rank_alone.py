@@ -29,6 +29,8 @@ _SAVING = ("save", "save_checkpoint", "save_model", "save_pretrained", "save_sta
 _EVALUATING = ("eval", "evaluate", "evaluation", "validate", "validation", "test")
 #: At least this fraction of the unusual work must lie outside of backward, loading and updates.
 _OUTSIDE = 0.7
+#: If the other ranks do more than this fraction of the same work at the same time, nobody is alone.
+_SHARED = 0.5
 
 
 def _rule(facts: Facts) -> Sighting | None:
@@ -41,6 +43,8 @@ def _rule(facts: Facts) -> Sighting | None:
     if by_rank[position] < _MOSTLY * by_rank.sum() or not number >= _LEAST:
         return None
     if number > _MOST_SHARE * facts.steps or not _is_outside(steps, position):
+        return None
+    if _is_shared(steps, position):
         return None
     rank = facts.seen.ranks[position]
     passes = _more_forwards(facts, position, np.flatnonzero(steps.is_long[position]))
@@ -82,6 +86,13 @@ def _saves(facts: Facts) -> bool:
         for names in (_SAVING, _EVALUATING)
     )
     return saving and not evaluating
+
+
+def _is_shared(steps: LongSteps, position: int) -> bool:
+    """True if the other ranks have most of the rank's unusual work in the same steps too."""
+    extra = steps.extra_ns[:, steps.is_long[position]].sum(axis=2)
+    others = np.delete(extra, position, axis=0).mean(axis=0)
+    return bool(np.median(others) > _SHARED * np.median(extra[position]))
 
 
 def _is_outside(steps: LongSteps, position: int) -> bool:
@@ -130,7 +141,8 @@ CAUSE = CatalogueCause(
     looks_like=(
         f"In at least {_LEAST} steps, and at most half of the steps, one rank works far longer "
         f"than it usually does, by at least {LEAST_MS:g} ms, outside of backward, loading and "
-        f"updates. The other ranks wait for it for at least {WORTH_NAMING:.0%} of all time."
+        f"updates, and the others do at most {_SHARED:.0%} of such work in these steps. They wait "
+        f"for it for at least {WORTH_NAMING:.0%} of all time."
     ),
     why=(
         "Work that only rank 0 does keeps all other ranks waiting at the next exchange: they "

@@ -548,6 +548,18 @@ def test_a_rank_that_evaluates_alone_is_told_by_its_forward_passes() -> None:
     assert saved(cause) == pytest.approx(6 * 30 / (30 * 33 + 6 * 60), abs=5e-3)
 
 
+def test_an_evaluation_of_all_ranks_is_not_alone_though_one_takes_longer() -> None:
+    def body(script: Script, step: int) -> None:
+        if step % 5 == 4:
+            script.work(90.0 if script.rank.rank == 0 else 60.0)
+        script.forward(10.0)
+        script.backward(20.0)
+        script.meet(2.0)
+        script.work(1.0, Phase.OPTIMIZER)
+
+    assert causes_of(body, steps=31, models=0) == {}
+
+
 def test_hiccups_of_a_few_ms_are_not_called_work_alone() -> None:
     def body(script: Script, step: int) -> None:
         if script.rank.rank == 0 and step % 5 == 4:
