@@ -429,7 +429,7 @@ def _phases_at(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Ints:
     first = firsts(np.bincount(rank[mine], minlength=len(traces)))
     first_call = firsts(list(map(len, tables)))
     row = rows_containing(begin_ns, end_ns, first, joined(tables, "issue_ns"), first_call)
-    key = np.append(joined(phases, "key")[mine], int(Phase.OTHER))[row]  # row -1, outside of all: OTHER
+    key = np.append(joined(phases, "key")[mine], int(Phase.OTHER))[row]  # row -1: OTHER
     return np.where(key < len(Phase), key, int(Phase.OTHER)).astype(np.int64)
 
 
