@@ -39,8 +39,8 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     number = int((together > 0).sum())
     longer = ns_to_ms(float(np.median(steps.extra_ns[steps.is_long].sum(axis=1))))
-    # If all ranks do this work in the same steps, the work still costs as much as the turns of one
-    # rank, the costliest one.
+    # If all ranks do this work in the same steps, the work still costs as much as the turns of the
+    # costliest rank.
     others = [position for position in range(len(by_rank)) if position != int(np.argmax(by_rank))]
     ranks = [facts.seen.ranks[position] for position in turns.tolist()]
     return Sighting(

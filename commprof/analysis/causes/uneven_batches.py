@@ -59,7 +59,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _beyond_mean(work_ns: Floats) -> Floats:
-    """Returns each rank's excess over the mean rank by step, less its mean excess of all steps."""
+    """Returns each rank's excess over the mean rank by step, minus its mean excess."""
     beyond: Floats = work_ns - work_ns.mean(axis=0)
     return beyond - beyond.mean(axis=1, keepdims=True)
 
