@@ -30,7 +30,7 @@ class Circle:
     #: Each operation with the ranks that wait in it, the most common first.
     waiting: tuple[tuple[PendingOperation, tuple[int, ...]], ...]
     #: Ranks that differ from the majority, or else from their own earlier steps; empty if neither
-    #: tells the ranks apart.
+    #: comparison singles out ranks.
     told_ranks: tuple[int, ...]
     by_majority: bool
 

@@ -46,8 +46,8 @@ class WaitCost:
 class LongerPhase:
     """A phase that takes longer on one rank, with the Linux kernel's counts that explain it.
 
-    Each figure is the rank's mean per step less the median of the other ranks, or 0 if that is
-    negative. A count that the kernel does not provide is 0.
+    Each figure is the rank's mean per step minus the median of the other ranks, or 0 if this
+    difference is negative. A count that the kernel does not provide is 0.
     """
 
     rank: int

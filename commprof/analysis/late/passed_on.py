@@ -77,8 +77,8 @@ def _moved(
 ) -> PassedOn | None:
     """Moves waiting for the ranks in ``through`` to other ranks.
 
-    ``moved``: ``[rank in through, rank]``, fraction of the waiting for the former that moves to the
-    latter.
+    ``moved``: ``[rank in through, rank]``, fraction of the waiting for the first rank that moves to
+    the second rank.
     """
     retained = 1 - moved.sum(axis=1)
     settled, arriving = np.zeros_like(waited_for_ns), waited_for_ns.copy()
