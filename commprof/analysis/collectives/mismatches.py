@@ -472,7 +472,7 @@ class _Keys(NamedTuple):
     key: Ints
     #: ``[property, collective]``: properties that must agree.
     value: npt.NDArray[np.uint64]
-    #: Same shape: False where the property is not known.
+    #: ``[property, collective]``: False where the property is not known.
     known: npt.NDArray[np.bool_]
     #: Row in the rank's table.
     row: Ints
