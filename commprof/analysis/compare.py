@@ -149,7 +149,7 @@ class RunComparison:
     a: str
     b: str
     worlds: tuple[WorldComparison, ...]
-    #: World sizes with figures in one run only.
+    #: World sizes with figures in run A only; the next field: in run B only.
     only_a: tuple[int, ...]
     only_b: tuple[int, ...]
     settings: tuple[Setting, ...]

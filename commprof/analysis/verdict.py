@@ -257,7 +257,7 @@ def _split(binding: Binding) -> str:
 def _larger(
     context: Mapping[str, Any], worlds: Sequence[WorldResult], world: WorldResult
 ) -> list[str]:
-    """Returns a sentence on the world sizes that are not judged, as they have too few cores."""
+    """Returns a sentence on world sizes that are not judged because there are too few cores."""
     found = []
     larger = [w.world_size for w in worlds if w.world_size > world.world_size]
     if larger:

@@ -100,8 +100,8 @@ def _mann_kendall(values: Sequence[float]) -> tuple[float, float]:
     return score / (n * (n - 1) / 2), two_sided(deviate)
 
 
-#: By precision: largest relative difference between losses of a step if sums are only computed in
-#: another order.
+#: By precision: largest relative difference between two losses of a step that differ only by the
+#: order in which sums were computed.
 TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
 
 

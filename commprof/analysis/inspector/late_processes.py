@@ -25,8 +25,8 @@ Floats = npt.NDArray[np.float64]
 #: Largest number of processes that are named as late. If more processes are needed to explain the
 #: waiting, or if others cause nearly as much, no process is named.
 _MOST_LATE = 8
-#: The same limit as a fraction of all processes; but up to ``_ALWAYS_ALLOWED`` processes may always
-#: be named.
+#: Largest fraction of all processes that is named as late; but up to ``_ALWAYS_ALLOWED`` processes
+#: may always be named.
 _MOST_LATE_PART, _ALWAYS_ALLOWED = 1 / 16, 2
 #: A late process causes at least the fraction ``_LEAST_OF_LATEST`` of the waiting that the latest
 #: process causes. ``_LEAST_IF_APART`` is enough in two cases. In the first, the next process causes
@@ -175,7 +175,8 @@ def _by_own_time(own_us: Floats, by_process: Floats, allowed: int) -> list[int]:
     if most not in longer:
         return []
     of_others = float(np.delete(by_process, longer).max(initial=0.0))
-    # A process that works longer by half as much as ``most`` may be waited for half as long.
+    # A process that works longer by half as much as process ``most`` may be waited for half as
+    # long.
     proportional = by_process[most] * own_us / own_us[most]
     least = np.minimum(_LEAST_IF_APART * proportional, _GAP * of_others)
     waited_for = [one for one in longer if by_process[one] > 0 and by_process[one] >= least[one]]

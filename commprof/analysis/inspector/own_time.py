@@ -3,7 +3,7 @@
 Processes that exchange data leave their operations together, so between two such moments the same
 time passes for all. The time that a process spends in operations is not spent outside of them.
 The process that works longer than the others is therefore the one with the least time in all of its
-operations together, waiting and transfer, over all communicators. This holds for the sum over any
+operations together (waiting and transfer, over all communicators). This holds for the sum over any
 part of the run. So unlike waiting, this time need not be traced across communicators, and processes
 that are late in turns are not confused.
 

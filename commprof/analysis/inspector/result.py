@@ -139,7 +139,7 @@ class InspectedLogs(FieldGroup):
 
 @dataclass(frozen=True)
 class MeanTimes(FieldGroup):
-    """Means per process."""
+    """Mean times per process."""
 
     #: Time in collectives and messages whose waiting is known; the next field is the waiting in
     #: this time.
@@ -306,7 +306,8 @@ def time_by_process(job: InspectedJob, is_split: bool) -> Floats:
 def _lowest_bandwidth(job: InspectedJob, time_us: Floats, waited_us: Floats) -> LowestBandwidth:
     """Returns the process with the lowest mean bandwidth: it has most time in operations.
 
-    All ranks of a communicator exchange the same bytes, so the mean bandwidth falls with the time.
+    All ranks of a communicator exchange equally many bytes, so the rank with the most time has the
+    lowest mean bandwidth.
     """
     if not len(time_us) or not time_us.max() > 0 or not waited_us.sum() > 0:
         return LowestBandwidth(None, math.nan)

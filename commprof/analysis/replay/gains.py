@@ -293,7 +293,7 @@ class Replays:
         )
 
     def _late_steps(self, place: int) -> npt.NDArray[np.bool_]:
-        """Mask over the counted steps: True for the steps in which a rank is late.
+        """Mask over the counted steps: True for the steps in which one given rank is late.
 
         All False if the rank is late in no step or in all steps.
 

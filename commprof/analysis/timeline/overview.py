@@ -267,9 +267,8 @@ def _arrows(
 ) -> tuple[Ints, Ints, Ints]:
     """Returns the columns ``received``, ``first`` and ``sent`` of ``Flows``.
 
-    An arrow leads from the row ``source[row]`` to ``row`` if ``sends`` is True for the former and
-    ``receives`` is True for the latter. Arrows are numbered in the order of the rows to which they
-    lead.
+    An arrow leads from the row ``source[row]`` to ``row`` if ``sends[source[row]]`` and
+    ``receives[row]`` are True. Arrows are numbered in the order of the rows to which they lead.
     """
     ends = np.flatnonzero(receives & sends[source])
     received = np.full(len(source), -1, dtype=np.int64)

@@ -179,7 +179,8 @@ def _skip(text: str, position: int) -> int:
 
 #: Number of events that are moved at once.
 _CHUNK = 4096
-#: Process ids of the ranks are below this number; processes of merged traces get ids from it on.
+#: Process ids of the ranks are below this number; processes of merged traces get ids from this
+#: number on.
 _FIRST_PID = 1_000_000
 #: Largest time of a 64-bit clock.
 _NEVER_NS = 2**63 - 1
