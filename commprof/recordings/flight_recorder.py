@@ -435,7 +435,7 @@ def _in_status(
 
 
 class _Description(NamedTuple):
-    """An entry's fields other than its numbers and times; alike entries have equal ones."""
+    """An entry's fields other than its numbers and times; alike entries have equal fields."""
 
     #: Fields of an entry before its sequence number; the next fields are those between number and
     #: time, and those after the time.

@@ -78,7 +78,7 @@ class NcclTestsRow:
     samples_us: tuple[float, ...] = ()
     #: Index of the pass over all sizes that measured the row, from 0 (``-N``, or a repeated run).
     round: int = 0
-    #: Half of the last digit that the file shows of the time.
+    #: Half a unit of the last digit of the time, as the file shows it.
     half_digit_us: float = 0.0
     #: algbw in GB/s, as the file shows it; the next field is busbw. None if the file does not show
     #: it.

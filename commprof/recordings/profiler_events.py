@@ -119,7 +119,7 @@ class ProfilerEvents:
     other_device_name: str = ""
     #: Number of events without usable times.
     unusable: int = 0
-    #: Number of events that are not JSON; the next field is the same for top-level values.
+    #: Number of events that are not JSON; the next field is the number of such top-level values.
     passed_over: int = 0
     passed_over_in_head: int = 0
     problem: str = ""

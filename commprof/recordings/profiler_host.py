@@ -77,8 +77,8 @@ class _Issued:
 
     event: Event
     op: str
-    #: Numbers of elements of the tensors that the backend reads; the next field is the same for the
-    #: tensors that it writes.
+    #: Numbers of elements of the tensors that the backend reads; the next field holds those of the
+    #: tensors that the backend writes.
     inputs: Elements
     outputs: Elements
     #: Name of the tensors' type; empty if the operator does not give it.

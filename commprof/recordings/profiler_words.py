@@ -2,7 +2,7 @@
 
 A backend names the range of a collective after itself and the operation, such as
 ``gloo:all_reduce`` or ``nccl:_all_gather_base``. Backends outside of torch do the same, so the
-operation's word counts, with any name before it.
+operation's word counts, whatever name stands before it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def operation(name: str) -> str:
 
 
 def form_of(op: str) -> str:
-    """Returns one name for all forms of an operation, which ranges do not distinguish.
+    """Returns one name for all forms of an operation; names of ranges do not distinguish forms.
 
     For example, "all_gather" for "all_gather_into_tensor".
     """
