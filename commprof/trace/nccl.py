@@ -45,8 +45,8 @@ class NcclOps(FieldGroup):
     #: True if the times are by the GPU; otherwise they are the times at which NCCL saw the begin
     #: and the end.
     on_gpu: Bools
-    #: Time from the first channel's begin to the last channel's begin; the next field is the same
-    #: for their ends.
+    #: Time from the first channel's begin to the last channel's begin; the next field is the time
+    #: from the first channel's end to the last channel's end.
     begin_spread_ns: Ints = field(metadata=DURATION)
     end_spread_ns: Ints = field(metadata=DURATION)
 

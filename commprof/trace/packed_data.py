@@ -18,7 +18,7 @@ class _TemporaryFile:
     """A file without a name; it is deleted once nothing refers to it."""
 
     def __init__(self) -> None:
-        import tempfile  # takes long to import, and few runs are so long
+        import tempfile  # the import takes long, and few runs need a file
 
         self._file = tempfile.TemporaryFile(prefix="commprof-", buffering=0)  # noqa: SIM115
         self._size = 0
