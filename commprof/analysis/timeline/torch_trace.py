@@ -223,7 +223,8 @@ def with_all_of(view: Overview, traces: Sequence[TorchTrace]) -> Overview:
     begins = [view.window.begin_ns]
     for trace in traces:
         if math.isfinite(trace.first_us):
-            begins += _common_ns(view, rank_index(view, trace), trace, [trace.first_us]).tolist()
+            first_ns = [round(trace.first_us * 1000)]
+            begins += _common_ns(view, rank_index(view, trace), trace, first_ns).tolist()
     return replace(view, window=Window(min(begins), _NEVER_NS)) if traces else view
 
 
@@ -231,7 +232,9 @@ def torch_events(view: Overview, trace: TorchTrace, number: int) -> Iterator[dic
     """Yields the events of which a part lies in the overview's window, with new process ids.
 
     ``ts`` becomes the time since the begin of the window, in µs. An event that began before the
-    window loses the part before it.
+    window loses the part before it. Begins and ends are moved alike, so that events which touch or
+    lie within each other still do: Perfetto drops an event that ends 1 ns after the one around it
+    (``findings/perfetto_drops_slices_that_touch.sh``).
 
     Args:
         view: overview of the run.
@@ -245,34 +248,47 @@ def torch_events(view: Overview, trace: TorchTrace, number: int) -> Iterator[dic
     pids: dict[Any, int] = {}
     events = trace.events()
     while chunk := list(islice(events, _CHUNK)):
-        times_us = [event.get("ts") or 0.0 if event.get("ph") != "M" else 0.0 for event in chunk]
-        ends_us = [
-            time_us + _length_us(event) for time_us, event in zip(times_us, chunk, strict=True)
+        begins_ns = [
+            round(1000 * (event.get("ts") or 0)) if _has_time(event) else 0 for event in chunk
         ]
-        common_ns = _common_ns(view, index, trace, times_us)
-        shown = view.window.holds(common_ns, _common_ns(view, index, trace, ends_us))
-        since_ns = common_ns - view.window.begin_ns
-        for event, time_ns, is_shown in zip(chunk, since_ns.tolist(), shown.tolist(), strict=True):
-            if is_shown and time_ns < 0:
-                event["dur"] += time_ns / 1000
-                time_ns = 0
-            if is_shown or event.get("ph") == "M":
+        lengths_ns = [_length_ns(event) for event in chunk]
+        ends_ns = [
+            begin + (length or 0) for begin, length in zip(begins_ns, lengths_ns, strict=True)
+        ]
+        begins = _common_ns(view, index, trace, begins_ns)
+        ends = _common_ns(view, index, trace, ends_ns)
+        shown = view.window.holds(begins, ends)
+        begins, ends = begins - view.window.begin_ns, ends - view.window.begin_ns
+        for event, length, begin_ns, end_ns, is_shown in zip(
+            chunk, lengths_ns, begins.tolist(), ends.tolist(), shown.tolist(), strict=True
+        ):
+            if is_shown and length is not None:
+                begin_ns = max(0, begin_ns)
+                event["dur"] = (end_ns - begin_ns) / 1000
+            if is_shown or not _has_time(event):
                 place = pids.setdefault(str(event.get("pid")), len(pids))
                 pid = _FIRST_PID * (number + 1) + place
                 arrow = _FIRST_ARROW * (number + 1)
-                yield from _moved(event, pid, view.ranks[index], place, time_ns, arrow)
+                yield from _moved(event, pid, view.ranks[index], place, begin_ns, arrow)
 
 
-def _length_us(event: dict[str, Any]) -> float:
-    """Length of a complete event; 0 for events of other types, and if it is not usable."""
-    length = event.get("dur") if event.get("ph") == "X" else 0.0
-    return length if isinstance(length, int | float) and 0 <= length < _MOST_US else 0.0
+def _has_time(event: dict[str, Any]) -> bool:
+    """False for events that only name something, which viewers use at any time."""
+    return event.get("ph") != "M"
 
 
-def _common_ns(view: Overview, index: int, trace: TorchTrace, times_us: Sequence[float]) -> Ints:
-    """Times of a trace on the common clock."""
+def _length_ns(event: dict[str, Any]) -> int | None:
+    """Length of a complete event; None for events of other types, and if it is not usable."""
+    length = event.get("dur")
+    if event.get("ph") != "X" or not isinstance(length, int | float):
+        return None
+    return round(1000 * length) if 0 <= length < _MOST_US else None
+
+
+def _common_ns(view: Overview, index: int, trace: TorchTrace, times_ns: Sequence[int]) -> Ints:
+    """Times of a trace, in ns since its ``base_ns``, on the common clock."""
     offset_ns = trace.base_ns - view.unix_offsets_ns[index]
-    own_ns = [round(time_us * 1000) + offset_ns for time_us in times_us]
+    own_ns = [time_ns + offset_ns for time_ns in times_ns]
     return view.clocks[index].to_common(np.array(own_ns, dtype=np.int64))
 
 
@@ -300,7 +316,7 @@ def _moved(
         event["args"] = {"name": f"rank {rank}, torch.profiler: {event['args'].get('name', '')}"}
         order = {"sort_index": sort_index(rank) + 1 + place}
         yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": order}
-    if "ts" in event and event.get("ph") != "M":
+    if "ts" in event and _has_time(event):
         event["ts"] = time_ns / 1000
     if isinstance(event.get("id"), int) and event.get("ph") in ("s", "t", "f"):
         event["id"] += first_arrow

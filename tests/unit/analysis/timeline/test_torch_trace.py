@@ -57,6 +57,22 @@ def run_with(directory: Path, world_size: int = 1) -> Path:
     return directory
 
 
+def run_of_two_hosts(directory: Path, gained_ns_per_s: int) -> Path:
+    """Like :func:`run_with`, on two hosts; rank 0's clock gains so much on rank 1's."""
+    for number in range(2):
+        rank = Rank(number, 2, pid=7 + number, boot_id=f"host {number}")
+        rank.metadata["clock"] = {
+            "source": "CLOCK_MONOTONIC", "monotonic_ns": 5 * MS, "realtime_ns": BASE_NS + 6 * MS
+        }  # fmt: skip
+        rank.collective(0, 1 * MS, 2 * MS, bytes=4)
+        rank.step(0, 3 * MS)
+        for second in range(3):
+            if number == 1:
+                rank.clock(second * 1000 * MS, second * gained_ns_per_s, 5)
+        rank.write(directory / f"rank_{number}.trace")
+    return directory
+
+
 def merged(run: Path, *traces: Path) -> list[dict[str, Any]]:
     output = run / "out.json"
     assert main(["trace", str(run), "-o", str(output), "--merge", *map(str, traces)]) == 0
@@ -96,6 +112,34 @@ def test_merged_torch_events_are_moved_to_the_run_s_clock(tmp_path: Path) -> Non
     order = [e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"]
     assert order == [1]
     assert len({e["pid"] for e in events}) == 2
+
+
+@pytest.mark.parametrize("gained_ns_per_s", [50_000, -50_000])
+def test_torch_events_of_another_host_still_touch_and_nest_on_the_common_clock(
+    tmp_path: Path, gained_ns_per_s: int
+) -> None:
+    """Perfetto drops an event that ends 1 ns after the one around it, or begins before the last."""
+    trace = torch_trace(distributedInfo={"rank": 1}, traceEvents=[])
+    for number in range(100):
+        begin_us = round(2000 + number * 1000.137, 3)
+        for name, begin, length in (("outer", 0, 1000.137), ("inner", 400.011, 600.126)):
+            event = {"ph": "X", "name": name, "pid": 8, "tid": 8}
+            event |= {"ts": round(begin_us + begin, 3), "dur": length}
+            trace["traceEvents"].append(event)
+    path = write(tmp_path / "t.json", trace)
+    events = merged(run_of_two_hosts(tmp_path, gained_ns_per_s), path)
+    begins = {
+        name: [1000 * e["ts"] for e in events if e["name"] == name] for name in ("outer", "inner")
+    }
+    ends = {
+        name: [round(1000 * (e["ts"] + e["dur"])) for e in events if e["name"] == name]
+        for name in ("outer", "inner")
+    }
+    assert len(ends["outer"]) == 100
+    assert ends["inner"] == ends["outer"]
+    assert ends["outer"][:-1] == [round(begin) for begin in begins["outer"][1:]]
+    gained_ns = ends["outer"][-1] - begins["outer"][0] - 100 * 1_000_137
+    assert gained_ns == pytest.approx(0.1 * gained_ns_per_s, rel=1e-3)
 
 
 def test_a_torch_event_that_began_before_the_selected_steps_is_cut_at_their_begin(
