@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers the backend
@@ -23,7 +24,8 @@ from commprof import _native
 from commprof.capture.auto_phases import AutoPhases, ShardedForward, outside, samples_read
 from commprof.capture.patches.replaced import Patches
 from commprof.capture.recorder import recorder
-from commprof.trace.schema import SAMPLES_UNKNOWN
+from commprof.capture.step_finder import StepFinder
+from commprof.trace.schema import SAMPLES_UNKNOWN, STEP_UPDATED
 
 
 class SharedMarker:
@@ -84,6 +86,31 @@ def test_the_optimizer_phase_resumes_after_a_closure_raises(seen: list[str]) -> 
     with pytest.raises(ValueError, match="no loss"):
         changed[0][1]()
     assert seen == ["optimizer ends", "optimizer begins"]
+
+
+@pytest.mark.parametrize("optimizer_type", [torch.optim.Adam, torch.optim.SGD])
+def test_a_step_that_only_makes_an_optimizer_s_state_is_no_update(
+    seen: list[str], optimizer_type: Any
+) -> None:
+    """The scheduler wraps ``step`` once more."""
+    names = ("data", "forward", "backward", "optimizer")
+    ends: list[int] = []
+    phases = AutoPhases({name: SharedMarker(name, seen) for name in names}, StepFinder(ends.append))
+    model = nn.Linear(2, 1)
+    optimizer = optimizer_type(model.parameters(), lr=0.1)
+    hooks: list[object] = []
+    optimizer.register_step_post_hook(lambda *_: hooks.append(None))
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    phases.install()
+    try:
+        get_optimizer_state_dict(model, optimizer)
+        assert (len(hooks), seen, ends) == (1, [], [])
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    finally:
+        phases.remove()
+    assert seen[-2:] == ["optimizer begins", "optimizer ends"]
+    assert ends == [STEP_UPDATED]
 
 
 def test_backward_in_a_closure_is_outside_the_optimizer_phase(seen: list[str]) -> None:
