@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import wraps
-from types import FrameType
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from torch.optim.optimizer import (
 from torch.utils.data import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from commprof.capture.optimizer_state import makes_state
 from commprof.capture.patches.replaced import Patches, original_of, uncompiled
 from commprof.capture.recorder import Marker
 from commprof.capture.step_finder import StepFinder
@@ -93,7 +93,7 @@ class AutoPhases:
             optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Arguments | None:
             # No phase begins while a compiler traces the call: phases must not get into the graph.
-            if _traced() or not self._installed or _makes_state():
+            if _traced() or not self._installed or makes_state():
                 return None
             marker.begin()
             if finder is not None:
@@ -103,7 +103,7 @@ class AutoPhases:
             return outside(marker, args, kwargs)
 
         def after(optimizer: object, *_: Any) -> None:
-            if _traced() or not self._installed or _makes_state():
+            if _traced() or not self._installed or makes_state():
                 return
             marker.end()
             if finder is not None:
@@ -177,30 +177,6 @@ class AutoPhases:
                 return marked(*args, **kwargs)
 
         self._patches.replace_for_compilers(owner, name, surrounded)
-
-
-#: Module and function of torch that step an optimizer without state, with gradients and learning
-#: rate 0, when a script asks for the optimizer's state before it trains.
-_STATE_MODULE, _STATE_MAKER = "torch.distributed.checkpoint.state_dict", "_init_optim_state"
-#: Largest number of calls between that function and a hook of the step.
-_MOST_CALLS_BETWEEN = 8
-
-
-def _makes_state() -> bool:
-    """True if the step whose hook calls this only makes an optimizer's state, and is no update.
-
-    ``findings/optimizer_state_dict_trains_before_the_first_step.sh`` shows such steps.
-    """
-    maker = getattr(sys.modules.get(_STATE_MODULE), _STATE_MAKER, None)
-    code = getattr(maker, "__code__", None)
-    if code is None:
-        return False
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(_MOST_CALLS_BETWEEN):
-        if frame is None or frame.f_code is code:
-            break
-        frame = frame.f_back
-    return frame is not None and frame.f_code is code
 
 
 def _scaling(finder: StepFinder) -> Callable[..., AbstractContextManager[None]]:

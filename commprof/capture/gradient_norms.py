@@ -26,6 +26,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from commprof.capture.optimizer_state import makes_state
+
 _FILE_BYTES = 256
 
 
@@ -70,6 +72,8 @@ class GradientNorms:
     def _before_update(self, optimizer: Any, *_: Any) -> None:
         if self._failed:
             self._release()
+            return
+        if makes_state():
             return
         try:
             self._count(optimizer)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import commprof
 from commprof.capture.gradient_norms import GradientNorms
@@ -19,11 +20,13 @@ def figures(path: Path) -> dict[str, float]:
     return found
 
 
-def train(steps: int) -> tuple[nn.Module, list[list[torch.Tensor]]]:
+def train(steps: int, reads_state: bool = False) -> tuple[nn.Module, list[list[torch.Tensor]]]:
     """Trains a small model; returns it and the gradients of each step."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if reads_state:
+        get_optimizer_state_dict(model, optimizer)
     seen = []
     for _ in range(steps):
         optimizer.zero_grad()
@@ -33,12 +36,14 @@ def train(steps: int) -> tuple[nn.Module, list[list[torch.Tensor]]]:
     return model, seen
 
 
+@pytest.mark.parametrize("reads_state", [False, True])
 def test_gradient_norms_are_those_of_the_last_measured_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, reads_state: bool
 ) -> None:
+    """To read the optimizer's state before training is a step of its own for its hooks."""
     norms, path = GradientNorms(3), tmp_path / "rank_0.gradients"
     norms.install(path)
-    _, seen = train(9)
+    _, seen = train(9, reads_state)
     norms.remove()
     found = figures(path)
     assert found["step"] == 7  # the second of every three steps is measured: 1, 4, 7
