@@ -13,7 +13,7 @@ from types import FrameType
 #: Module and function of torch that make such a step.
 _MODULE, _MAKER = "torch.distributed.checkpoint.state_dict", "_init_optim_state"
 #: Largest number of calls between that function and a hook of the step.
-_MOST_CALLS_BETWEEN = 8
+_MOST_CALLS_BETWEEN = 6
 
 
 def makes_state() -> bool:
