@@ -12,7 +12,8 @@ from commprof.trace import columns
 from commprof.trace.schema import OPS, Phase
 
 _SENDS, _RECEIVES = ("send",), ("recv",)
-#: Least fractions of the step: what the schedule leaves idle, and what stages wait for messages.
+#: Two least fractions of the step: idle time that the schedule causes, and the stages' waiting for
+#: messages.
 _IDLE, _WAITING = 0.2, 0.1
 #: Micro batches per stage that leave a fifth of the step idle, or less.
 _ENOUGH = 4
