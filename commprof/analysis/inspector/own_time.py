@@ -112,10 +112,11 @@ def least_standing_out_us(own_us: Floats, standing: Sequence[int]) -> float:
 
 
 def is_too_short(own_us: Floats, process: int, delay_us: float) -> bool:
-    """True if a process's time outside of operations is nearer to that of others than to a delay.
+    """True if a process's time outside of operations does not show that the process was late.
 
-    Between being late by ``delay_us`` and not being late at all, the nearer one is more likely,
-    whatever the spread of such times is.
+    The time is compared with two times: that of a process that was not late, and that of a process
+    that was late by ``delay_us``. The nearer one is more likely the true one, whatever the spread
+    of such times is.
 
     Args:
         own_us: result of :func:`own_time`.
