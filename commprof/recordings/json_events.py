@@ -59,8 +59,8 @@ class EventReader:
     #: The reason if the text ended early or was damaged; empty for a sound trace.
     problem: str = ""
     #: Number of events that are not JSON and were passed over; the next field is the number of
-    #: such top-level values. torch's profiler writes a double quote in the name of a range, in a
-    #: process group's description or in metadata as it is
+    #: such top-level values. torch's profiler does not escape a double quote in the name of a
+    #: range, in a process group's description or in metadata
     #: (``findings/profiler_quotes_break_json.sh``).
     passed_over: int = 0
     passed_over_in_head: int = 0

@@ -30,7 +30,7 @@ def caveats(
         texts.append(f"only the first part of the trace could be read, because {events.problem}")
     if events.unusable:
         texts.append(f"{counted(events.unusable, 'event')} had no usable times and were left out")
-    quotes = "torch.profiler writes double quotes in names as they are"
+    quotes = "torch.profiler does not escape double quotes in names"
     if events.passed_over:
         texts.append(
             f"{counted(events.passed_over, 'event')} had text that is not JSON and were left out "
