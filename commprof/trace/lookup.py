@@ -124,7 +124,7 @@ def kept_once(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def joined_column(parts: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Joins columns; if all store a single value, and the same one, so does the result."""
+    """Joins columns; if all store the same single value, the result stores only this value."""
     some = list(parts)
     filled = [part for part in some if len(part)]
     is_one = bool(filled) and all(part.strides == (0,) for part in filled)
