@@ -2,7 +2,7 @@
 
 The profiler works without satellites: each is a package of its own, which can be left out. Each
 package has a module ``seam``, with the functions of a protocol below, the package's commands, and
-nothing that takes long to import. No other module of the profiler may import a satellite.
+nothing that takes long to import. Of the profiler's modules, only this one may import a satellite.
 """
 
 from __future__ import annotations

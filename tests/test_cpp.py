@@ -120,7 +120,7 @@ def test_python_finds_the_same_steps(built: Path, tmp_path: Path) -> None:
 
 
 def _random_marks(random: np.random.Generator) -> list[tuple[int, int, int, int]]:
-    """Returns up to 12 step boundaries: step, 1 if it ends there, time in ns, who placed it."""
+    """Returns up to 13 tuples of a step, 1 if it ends here (else 0), time in ns, who placed it."""
     kinds = random.choice(
         ["declared", "update", "skipped", "pause"], 12, p=random.dirichlet([1] * 4)
     )

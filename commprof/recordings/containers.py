@@ -107,7 +107,7 @@ Take = Callable[[str, BinaryIO], None]
 
 
 def each_file(path: Path, wanted: Callable[[bytes], bool], take: Take) -> list[str]:
-    """Calls ``take`` with every unpacked file at ``path`` whose first bytes ``wanted`` accepts.
+    """Unpacks what lies at ``path``; calls ``take`` with each file whose head ``wanted`` accepts.
 
     In a folder without such a file, the files of its sub-folders are read.
 

@@ -59,7 +59,7 @@ class Bursts:
         return mask
 
     def joined_ns(self, cost: CallCost) -> Floats:
-        """Per call of the table: duration of the joined call if it replaces several; else NaN."""
+        """Per row: duration of the joined call, at the first call that it replaces; else NaN."""
         table, kinds = self.calls.table, self._kinds
         _, first, kind = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
         number = np.bincount(kind.reshape(-1))

@@ -98,7 +98,7 @@ def _edit(facts: Facts) -> str:
     if not changed or not site.target:
         return changed
     return (
-        f"{changed}\n# BatchNorm: before evaluation or saving, once per epoch:\n"
+        f"{changed}\n# with BatchNorm, once per epoch, before evaluation or saving:\n"
         f"# for b in {site.target}.buffers(): torch.distributed.broadcast(b, src=0)"
     )
 
@@ -123,7 +123,7 @@ CAUSE = CatalogueCause(
     fix=(
         "from torch.nn.parallel import DistributedDataParallel\n\n"
         "model = DistributedDataParallel(YOUR_MODEL, broadcast_buffers=False)\n"
-        "# BatchNorm: before evaluation or saving, once per epoch\n"
+        "# with BatchNorm, once per epoch, before evaluation or saving\n"
         "for buffer in model.buffers():\n"
         "    torch.distributed.broadcast(buffer, src=0)"
     ),

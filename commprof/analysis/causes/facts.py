@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float64]
 Seen = TypeVar("Seen")
 
 _NO_TIME = np.iinfo(np.int64).max
-#: Most lines of code in a sentence.
+#: Largest number of lines of code that a sentence names.
 _MOST_LINES = 3
 
 

@@ -65,8 +65,8 @@ def _rule(facts: Facts) -> Sighting | None:
     return Sighting(
         f"After backward, each step gathers {in_bytes(step_bytes)} from all ranks in "
         f"{counted(round(per_step[0]), 'call')}{at_line(line)}, for {in_ms(ms)}. Training has its "
-        "gradients by then: for a metric or a log, gather seldom, or add up on each rank and "
-        "reduce the sums.",
+        "gradients by then and does not need the gathers. For a metric or a log, gather seldom, or "
+        "add up on each rank and reduce the sums.",
         share,
         saving_without(facts, removed),
         line,

@@ -106,7 +106,7 @@ def _fix(op: str, of: Bursts, world_size: int, of_gradients: bool) -> str:
         arguments.append(f"op=torch.distributed.ReduceOp.{kind.upper()}")
     if not whole:
         arguments.append("group=YOUR_GROUP")
-    of_root = ", a call for each root" * (len(roots) > 1 and op in ("broadcast", "reduce"))
+    of_root = " and one root" * (len(roots) > 1 and op in ("broadcast", "reduce"))
     lines = [
         f"tensors = list(YOUR_TENSORS)  # those of the calls, of one type{of_root}",
         "flat = torch.cat([tensor.reshape(-1) for tensor in tensors])",

@@ -312,7 +312,7 @@ def _replayed(
     own_ns: Floats | None,
     free: Mask | None,
 ) -> Floats | None:
-    """Replays in C++, with the result of :func:`replay`: 12,000 events take about a millisecond."""
+    """Replays in C++ what ``_Run`` replays in Python: 12,000 events take about a millisecond."""
     events = Events.of(ranks)
     extra, transfer = events.extra_ns, known.transfer_ns
     if free is not None:

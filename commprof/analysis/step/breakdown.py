@@ -142,7 +142,7 @@ class WorkTimes(FieldGroup):
 
 @dataclass(frozen=True)
 class OtherOnDevice(FieldGroup):
-    """``WorkTimes.other_ns`` divided by what the device did; NaN if no kernels were recorded."""
+    """Splits ``WorkTimes.other_ns`` by what the device did; NaN if no kernels were recorded."""
 
     #: Kernels launched in no known phase.
     unphased_compute_ns: Floats

@@ -49,7 +49,7 @@ def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
     summaries = report.result.summaries
     if not summaries:
         return
-    grids = (("Mean step in ms, by ranks", parts_grid(summaries)),)
+    grids = (("Mean step in ms, by number of ranks", parts_grid(summaries)),)
     yield Section("always-on", "Always-on mode", grids=grids, legend=_LEGEND)
     operations = tuple(_operations(summary) for summary in summaries if summary.operations)
     if operations:

@@ -54,7 +54,7 @@ def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
     yield Section(
         "step",
         "Where each step goes",
-        grids=(("Mean step in ms, by ranks", parts_grid(report.result)),),
+        grids=(("Mean step in ms, by number of ranks", parts_grid(report.result)),),
         bullets=tuple(map(_binding, bindings)) if medium.is_page else (),
         legend=parts_legend(report.result.worlds),
     )

@@ -123,7 +123,7 @@ def _later_over_earlier(step_ns: Floats) -> float:
 
 
 def _of_slowest(medians_ns: Floats) -> Floats:
-    """Picks the slowest rank out of ``[candidate, round, rank]``, see ``Figures.step_ns``."""
+    """Returns each candidate's medians on its slowest rank, see ``Figures.step_ns``."""
     if not medians_ns.shape[1]:
         return medians_ns[:, :, 0]
     slowest = np.median(medians_ns, axis=1).argmax(axis=1)

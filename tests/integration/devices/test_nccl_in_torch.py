@@ -1,4 +1,4 @@
-"""NCCL's profiler plugin inside of a recorded process with torch: it is capture's own module."""
+"""NCCL's profiler plugin in a recorded process with torch: capture's own module is the plugin."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_calls_whose_transfer_was_not_recorded_are_neither_fast_nor_slow(tmp_pat
 
 
 def test_a_rank_that_caused_most_of_the_waiting_is_never_denied() -> None:
-    """Two ranks, six steps: 93 % of the waiting is for rank 0, too few steps to test it."""
+    """Two ranks: 93 % of the waiting is for rank 0, but six steps are too few to test it."""
     shares = {"most_waited_for": MostWaitedFor(0, 0.93)}
     few = world(2, steps=7, warmup_steps=1, parts=parts(wait_ms=25.0, transfer_ms=5.0), **shares)
     result, details = run_result(few), [detail(2, backward=40, wait=25, transfer=5)]

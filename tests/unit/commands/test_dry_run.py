@@ -249,7 +249,7 @@ def test_dry_run_shows_the_7b_model_although_it_does_not_fit(
 def test_memory_of_hsdp_depends_on_the_ranks_of_a_host(tmp_path: Path) -> None:
     job = Job("mlp:layers=1", 8, tmp_path, strategy="hsdp")
     assert model_memory(job, local_ranks=2).gradients == LINEAR // 2
-    assert model_memory(job, local_ranks=8).gradients == LINEAR // 4  # 4 of one host's 8 ranks
+    assert model_memory(job, local_ranks=8).gradients == LINEAR // 4  # half of one host's 8 ranks
 
 
 def test_memory_includes_all_blocks_that_are_gathered_together(tmp_path: Path) -> None:

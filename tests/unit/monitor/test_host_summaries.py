@@ -577,7 +577,7 @@ def test_a_monitor_that_is_started_again_does_not_read_its_own_file(
         host.write(2)
     observer = Observer(tmp_path, is_monitor=True)
     watching.append(observer)
-    state = looked(observer)  # the first look finds which ranks, and which file, are its own
+    state = looked(observer)  # the first look finds the monitor's own ranks and file
     assert [host.name for host in state.hosts] == ["node0001", "node0002"]
     assert [rank.step for rank in state.ranks] == [402] * PER_HOST + [401] * 2 * PER_HOST
 

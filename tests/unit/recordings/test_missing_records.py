@@ -1,4 +1,4 @@
-"""A recording is no evidence of what it lacks: missing records make no incidents."""
+"""What a recording lacks may still have happened: missing records make no incidents."""
 
 from __future__ import annotations
 

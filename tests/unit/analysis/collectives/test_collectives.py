@@ -102,7 +102,7 @@ def test_calls_of_a_job_without_steps_have_the_phases_of_the_issuing_thread() ->
 
 
 def test_a_queued_collective_starts_when_a_thread_is_free() -> None:
-    # Of three calls at once the third waits for a thread until 30 (rank 0) and 34 ms (rank 1).
+    # Three calls are issued together; the third gets a thread at 30 ms (rank 0) or 34 ms (rank 1).
     ranks = pair()
     for rank, issue, end in zip(ranks, (10, 14), (60, 62), strict=True):
         rank.collective(1, issue * MS + 1, end * MS, bytes=8 * MB)

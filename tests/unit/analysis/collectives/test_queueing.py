@@ -108,7 +108,7 @@ def test_a_lost_end_hides_only_the_next_start_of_a_single_thread() -> None:
 
 
 def test_the_return_of_a_wait_is_the_latest_possible_end_of_its_collective() -> None:
-    # 0 ended by 50, when its wait returned: 2 may have started from 30 to 50; 3 starts at 60.
+    # Call 0 ended by 50, when its wait returned: call 2 started from 30 to 50, and call 3 at 60.
     rank = Rank()
     rank.wait(rank.collective(0, 10, 0), 40, 50)
     rank.collective(1, 20, 70)

@@ -1,4 +1,4 @@
-"""Checks where waiting through several groups began, in schedules whose cause is known."""
+"""Checks the origins of waiting that passed through several groups, where its cause is known."""
 
 from __future__ import annotations
 

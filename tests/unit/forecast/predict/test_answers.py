@@ -215,7 +215,7 @@ def test_the_cost_table_has_a_row_per_scenario() -> None:
     text = told(*rates, price=3.6)
     table = text.split("cost per")[1]
     rows = [line.split() for line in table.splitlines() if line.strip().startswith("2 ")]
-    # Columns: ranks, Gbit/s, latency as run, cap as run, hook, hosts, cost twice, GB per epoch.
+    # Words: ranks, Gbit/s, latency and cap ("as run": two words each), hook, hosts, two costs, GB.
     assert [(row[1], row[6], row[-1]) for row in rows] == [
         *(("1", "none", "0.03"), ("1", "fp16", "0.015")),
         *(("2", "none", "0.03"), ("2", "fp16", "0.015")),
