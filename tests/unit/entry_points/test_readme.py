@@ -86,8 +86,9 @@ def test_commands_are_found_in_the_docs() -> None:
     assert "commprof report DIR" in shown
 
 
-#: Options of pip, mypy, Slurm, the benchmarks, example scripts, py-spy and curl.
+#: Options of pip, mypy, Slurm, mpirun, the benchmarks, example scripts, py-spy and curl.
 _OTHERS = {
+    *("--cpu-bind", "--bind-to"),
     *("--no-build-isolation", "--strict", "--ntasks-per-node", "--python", "--lr"),
     *("--nonblocking", "--threads", "--idle", "--pid", "--unix-socket", "--only", "--write"),
 }

@@ -36,7 +36,7 @@ def stopped_process(duration_ns: int) -> int:
 
 
 def test_a_paused_process_is_stopped_and_continues() -> None:
-    pid = stopped_process(20_000_000)
+    pid = stopped_process(1_000_000_000)
     _, status = os.waitpid(pid, os.WCONTINUED)
     assert os.WIFCONTINUED(status)
     _, status = os.waitpid(pid, 0)
