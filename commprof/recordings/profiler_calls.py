@@ -215,15 +215,20 @@ def _seq(value: Any) -> int:
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
-    """Returns the numbers of a list, or of a text such as "[0, 1]".
+    """Returns the ranks of a list, or of a text such as "[0, 1]".
 
-    Empty if ``value`` is anything else, such as a text that torch has shortened.
+    Empty if ``value`` is anything else, such as a text that torch has shortened, or if a number is
+    too large for a rank.
     """
     if isinstance(value, str):
         return _numbers_in(value) if len(value) < 1 << 20 else ()
-    if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):
+    if not isinstance(value, list) or not all(map(_is_rank, value)):
         return ()
     return tuple(value)
+
+
+def _is_rank(value: Any) -> bool:
+    return type(value) is int and 0 <= value < MOST_RANKS
 
 
 @lru_cache(maxsize=16)

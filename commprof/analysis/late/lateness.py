@@ -97,9 +97,14 @@ def lateness(
     """
     taken = ~stalled(slowest_ns(seen.measured))
     caused = caused_in_all(seen.measured, taken)
-    by_waiting = np.zeros((run.world_size, run.world_size))
-    for rank, part in zip(seen.ranks, seen.measured, strict=True):
-        by_waiting[rank] = part.caused[np.flatnonzero(taken)].by_rank_ns(without=NO_CORE)
+    waited_for = [
+        part.caused[np.flatnonzero(taken)].by_rank_ns(without=NO_CORE) for part in seen.measured
+    ]
+    if any(of_rank.any() for of_rank in waited_for):
+        by_waiting = np.zeros((run.world_size, run.world_size))
+        by_waiting[seen.ranks] = waited_for
+    else:  # of one rank of 100,000, no table of all pairs of ranks fits into memory
+        by_waiting = np.broadcast_to(0.0, (run.world_size, run.world_size))
     enough = enough_steps(of_ranks(caused), by_waiting)
     step_ns, error_ns = ms_to_ns(step_median_ms), us_to_ns(between_ranks_us)
     if len(caused) < enough:

@@ -123,3 +123,19 @@ def test_the_highest_rank_of_a_group_is_a_rank_of_the_job(tmp_path: Path) -> Non
     recording = read_recording(path)
     assert recording is not None
     assert recording.world_size == 6
+
+
+def test_a_number_that_is_too_large_for_a_rank_is_none_of_the_job(tmp_path: Path) -> None:
+    group = {"Group size": 2, "Process Group Ranks": "[0, 5000000000]"}
+    path = written(tmp_path / "trace.json", on_device(**group), {"rank": 0})
+    (world,) = analyse_in_detail(path)[0].worlds
+    assert world.world_size == 2
+
+
+def test_one_trace_of_a_job_of_200_000_ranks_is_reported(tmp_path: Path) -> None:
+    about = {"rank": 7, "world_size": 200_000}
+    path = written(tmp_path / "trace.json", on_device(), about)
+    (world,) = analyse_in_detail(path)[0].worlds
+    assert world.parts.exposed_ms == pytest.approx(0.5, abs=0.01)
+    assert world.lateness.late_rank is None
+    assert len(world.recording.missing_ranks) == 199_999
