@@ -21,6 +21,7 @@ from commprof.recordings.clock_agreement import with_compared_clocks
 from commprof.recordings.containers import each_file, few
 from commprof.recordings.profiler_call_columns import CallColumns, CallKinds
 from commprof.recordings.profiler_calls import ROOTED, Call, of_job
+from commprof.recordings.profiler_caveats import of_other_devices
 from commprof.recordings.profiler_collectives import OF_FEW
 from commprof.recordings.profiler_events import read_events
 from commprof.recordings.profiler_groups import listed_groups, of_unknown_job, with_group
@@ -204,9 +205,11 @@ def _no_communication(path: Path, recordings: Sequence[RankRecording]) -> str:
         ),
         "",
     )
-    return (
-        f"{message}; the trace does not say what kernels such as {name} send" if name else message
+    unread = next(
+        filter(None, (of_other_devices(recording.events) for recording in recordings)), ""
     )
+    kernels = f"the trace does not say what kernels such as {name} send" if name else ""
+    return "; ".join(filter(None, (message, kernels, unread)))
 
 
 def _one_job(path: Path, recordings: Sequence[RankRecording]) -> None:

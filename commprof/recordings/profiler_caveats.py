@@ -47,12 +47,9 @@ def caveats(
             f"{events.unreadable_name} move data between ranks outside of c10d: they count as "
             "compute, because the recording has no details of them"
         )
-    if events.other_device:
-        texts.append(
-            f"{counted(events.other_device, 'event')} of a device such as "
-            f"{events.other_device_name} are of a kind that is not read: what the device did is in "
-            "no figure, and all times are those of the host"
-        )
+    if unread := of_other_devices(events):
+        of_host = "what the device did is in no figure, and all times are those of the host"
+        texts.append(f"{unread}: {of_host if device is None else 'no figure counts them'}")
     devices = distinct(events.communication.table.device)
     if len(devices) > 1:
         texts.append(f"the file holds {len(devices)} devices; only device {device} is analysed")
@@ -68,6 +65,17 @@ def caveats(
             "name, which NCCL also uses for other operations"
         )
     return texts + _outside_steps(calls, steps)
+
+
+def of_other_devices(events: ProfilerEvents) -> str:
+    """Returns a clause on the events of devices that are not read; empty if there are none."""
+    if not events.other_device:
+        return ""
+    are = "is" if events.other_device == 1 else "are"
+    return (
+        f"{counted(events.other_device, 'event')} of a device such as {events.other_device_name} "
+        f"{are} of a kind that is not read"
+    )
 
 
 def about_host(of_host: HostCalls, events: ProfilerEvents) -> list[str]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from commprof.errors import TraceError
 from commprof.recordings.profiler_call_columns import CallColumns, in_columns, kinds_of
 from commprof.recordings.profiler_calls import Call
-from commprof.recordings.profiler_caveats import about_host, caveats
+from commprof.recordings.profiler_caveats import about_host, caveats, of_other_devices
 from commprof.recordings.profiler_collectives import as_collectives
 from commprof.recordings.profiler_device_calls import device_calls
 from commprof.recordings.profiler_events import Intervals, ProfilerEvents
@@ -113,7 +113,8 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
         calls = calls or in_columns(kinds, handed_over(events, world_size))
         work = _on(events.kernels, device)
     if not calls and len(work) == 0:
-        raise TraceError("it holds no events of kernels, operators or collectives")
+        nothing = "it holds no events of kernels, operators or collectives"
+        raise TraceError("; ".join(filter(None, (nothing, of_other_devices(events)))))
     busy, gaps_said = _busy(calls, work), list[str]()
     steps = find_steps(events, calls, busy)
     if device is not None:

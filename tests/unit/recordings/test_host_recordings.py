@@ -8,6 +8,7 @@ import pytest
 
 from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.world import WorldResult
+from commprof.errors import CommprofError
 from commprof.recordings.profiler import Recording, read_recording
 from commprof.trace import columns
 from commprof.trace.schema import OPS
@@ -23,6 +24,7 @@ from tests.support.builders.host_traces import (
     trace,
     written,
 )
+from tests.support.builders.profiler_traces import document, rank_events, write
 
 #: Arguments of ``c10d::_allgather_base_`` and of its range: 4,000 B of each of two ranks.
 GATHERED = shapes([2000], [1000], None)
@@ -471,6 +473,27 @@ def test_events_of_a_device_that_are_not_read_are_counted_and_said(
         for problem in recording.problems
     )
     assert calls_of(tmp_path / "job") == [("all_reduce", 4000, 4000)] * 3
+
+
+@pytest.mark.parametrize(
+    "host", [[], [operator("aten::mm", 0, 300)]], ids=["alone", "with operators"]
+)
+def test_a_trace_with_only_events_that_are_not_read_is_refused_by_their_name(
+    tmp_path: Path, host: list[Event]
+) -> None:
+    of_step = [*host, {**span("fused_gemm", 0, 900), "cat": "hpu_op"}]
+    path = written(tmp_path / "job", [trace(steps(3, 1000, of_step), world_size=2)])
+    with pytest.raises(CommprofError, match="3 events of a device such as fused_gemm are of a"):
+        read_recording(path)
+
+
+def test_beside_kernels_times_are_not_said_to_be_those_of_the_host(tmp_path: Path) -> None:
+    unread = {**span("reduce", 500, 700), "cat": "collective_comm"}
+    path = write(tmp_path / "job", [document([*rank_events(0), unread], 0, 1)])
+    (problem,) = (p for p in read(path).problems if "of a device such as reduce" in p)
+    assert problem.endswith(
+        "1 event of a device such as reduce is of a kind that is not read: no figure counts them"
+    )
 
 
 def test_without_operators_of_the_training_thread_its_work_is_not_known(tmp_path: Path) -> None:
