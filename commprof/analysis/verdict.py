@@ -279,7 +279,8 @@ def _communication(world: WorldResult, step: MeanStep) -> list[str]:
         return []
     if not step.exposed_ms > 0:
         alone = "There is only one rank, so there is nothing to communicate."
-        return [alone] if world.world_size == 1 else []
+        is_alone = world.world_size == 1 and world.evidence.recorded.job_size
+        return [alone] if is_alone else []
     share = f"{step.share('communication'):.1%}"
     whose = "The GPU's compute stream" if world.recording.device_timed else "The training thread"
     text = f"{whose} waits for communication during {share} of the mean step"

@@ -84,6 +84,19 @@ def test_one_trace_of_a_job_of_unknown_size_tells_no_waiting(
     assert "There is only one rank" not in text
 
 
+@pytest.mark.parametrize("about", [None, {"rank": 0, "world_size": 1}], ids=["unknown", "one"])
+def test_hidden_communication_is_nothing_to_communicate_only_of_one_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], about: dict[str, Any] | None
+) -> None:
+    during = [kernel("gemm", 5e9 + 1000.0 * step, 5e9 + 1000.0 * step + 900) for step in range(4)]
+    path = written(tmp_path / "trace.json", [*on_device(), *during], about)
+    assert main(["report", str(path), "--all"]) == 0
+    is_alone = "There is only one rank, so there is nothing to communicate" in (
+        " ".join(capsys.readouterr().out.split())
+    )
+    assert is_alone == (about is not None)
+
+
 @pytest.mark.parametrize(
     ("about", "args"),
     [({"rank": 0, "world_size": 1}, {}), (None, {"Group size": 1})],
