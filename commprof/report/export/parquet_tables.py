@@ -148,7 +148,7 @@ def write_tables(report: FullReport, folder: Path) -> dict[str, int]:
 
     Older tables in the folder (see :func:`check_folder`) are replaced once all new ones are
     written. If writing or replacing fails, all of the older tables stay, and newly written files
-    are removed.
+    are removed. An older table that cannot be moved back stays where the error says.
 
     Raises:
         CommprofError: no step and no collective was recorded.
@@ -163,6 +163,7 @@ def write_tables(report: FullReport, folder: Path) -> dict[str, int]:
     is_new = not folder.exists()
     # Query engines skip files and folders whose names begin with a dot.
     partial = folder / f".tables.{socket.gethostname()}.{os.getpid()}"
+    is_replaced = False
     try:
         partial.mkdir(parents=True)
         counts: dict[str, int] = {}
@@ -173,15 +174,17 @@ def write_tables(report: FullReport, folder: Path) -> dict[str, int]:
             folder_of = partial / KINDS / f"world_size={world_size}"
             counts[KINDS] = counts.get(KINDS, 0) + _write_kinds(folder_of, kinds)
         _replace_tables(folder, partial)
+        is_replaced = True
     except OSError as error:
         is_known = error.errno is not None and error.errno in errno.errorcode
         reason = os.strerror(error.errno or 0) if is_known else str(error)
         raise UsageError(
             f"cannot write the tables into {quoted(folder)}: {printable(reason)}; what was "
-            "written of them is removed; name another -o DIR"
+            f"written of them is removed{_left_behind(partial)}; name another -o DIR"
         ) from None
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if is_replaced or not _left_behind(partial):
+            shutil.rmtree(partial, ignore_errors=True)
         if is_new:
             with suppress(OSError):  # the folder is not empty: it holds the tables
                 folder.rmdir()
@@ -210,6 +213,12 @@ def _replace_tables(folder: Path, partial: Path) -> None:
 
 def _older(partial: Path, table: str) -> Path:
     return partial / f"old_{table}"
+
+
+def _left_behind(partial: Path) -> str:
+    """Returns a clause on older tables that could not be moved back; empty if there are none."""
+    left = [table for table in SCHEMAS if _older(partial, table).exists()]
+    return f"; older tables are in {quoted(partial)}: {', '.join(left)}" if left else ""
 
 
 def unknown_lines(report: FullReport) -> Iterator[str]:

@@ -270,6 +270,31 @@ def test_a_table_that_cannot_be_replaced_leaves_all_older_tables(
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")} == before
 
 
+def test_an_older_table_that_cannot_be_moved_back_is_kept_and_named(
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "t"
+    words = ["report", str(run), "--format", "parquet", "-o", str(folder)]
+    assert main(words) == 0
+    before = sorted(path.read_bytes() for path in folder.rglob("*.parquet"))
+    replace = os.replace
+
+    def fails(source: Path, target: Path) -> None:
+        if target == folder / "waits":
+            raise OSError(errno.EBUSY, "busy")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fails)
+    assert main([*words, "--force"]) == 2
+    assert re.search(r"; older tables are in \S+/t/\.tables\.\S+: waits; ", capsys.readouterr().err)
+    older = [path for path in folder.rglob("*.parquet") if "old_waits" in str(path)]
+    kept = [path for path in folder.rglob("*.parquet") if ".tables" not in str(path)]
+    assert sorted(path.read_bytes() for path in older + kept) == before
+
+
 def test_of_ranks_without_steps_the_kinds_of_collectives_are_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
