@@ -42,6 +42,8 @@ def _rule(facts: Facts) -> Sighting | None:
     if not total or _pass_bytes(first) < _ALL * total:
         return None
     mask = buckets_of_ddp(first)
+    if len(np.unique(first.table.group[mask])) > 1:
+        return None  # such as experts, whose gradients fewer ranks share: no bucket joins groups
     number, mean = int(mask.sum()) / facts.steps, float(first.size_bytes[mask].mean())
     passes = len(np.unique(first.table.graph_task[mask])) / facts.steps
     usual = buckets_by_default(total)
@@ -67,10 +69,10 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        f"At least {_LEAST} DDP models, whose `bucket_cap_mb` is not below its default, are "
-        f"exchanged by one backward pass, in buckets of at most {_MEAN_BYTES // 2**10} KiB on "
-        "average and at least twice as many as one DDP model would make. The training thread "
-        f"waits for them for at least {_EXPOSED:.0%} of the step."
+        f"At least {_LEAST} DDP models of one group of ranks, whose `bucket_cap_mb` is not below "
+        f"its default, are exchanged by one backward pass, in buckets of at most "
+        f"{_MEAN_BYTES // 2**10} KiB on average and at least twice as many as one DDP model would "
+        f"make. The training thread waits for them for at least {_EXPOSED:.0%} of the step."
     ),
     why=(
         "A bucket joins gradients of one DDP model only. If each layer, or each part of a model, "
@@ -87,7 +89,8 @@ CAUSE = CatalogueCause(
     ),
     fix=(
         "from torch.nn.parallel import DistributedDataParallel\n\n"
-        "# once, around the module whose forward calls all others\n"
+        "# once, in place of the wrappers of the modules: within another DDP model,\n"
+        "# each would exchange its gradients a second time\n"
         "model = DistributedDataParallel(YOUR_MODEL)"
     ),
     worth=_LOW,

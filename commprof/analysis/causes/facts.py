@@ -147,6 +147,17 @@ class RankCalls:
         """Number of the masked calls per step: median over the measured steps."""
         return float(np.median(np.bincount(self.step[mask], minlength=len(self.begin_ns))))
 
+    def more_forwards(self, steps: Ints) -> float:
+        """By how many forward passes the median of these steps exceeds that of the other steps.
+
+        0 if there are no other steps. ``steps``: indices among the measured steps.
+        """
+        phases = columns.phases(self.trace)
+        begun = np.sort(phases.begin_ns[phases.key == Phase.FORWARD])
+        count = np.searchsorted(begun, self.end_ns) - np.searchsorted(begun, self.begin_ns)
+        usual = np.delete(count, steps)
+        return float(np.median(count[steps]) - np.median(usual)) if len(usual) else 0.0
+
     def blocked_ns(self, mask: Mask) -> float:
         """Total time from the issue of each masked call until the training thread went on."""
         until = np.maximum(self.wait_end_ns, self.table.issue_ns)[mask]

@@ -148,9 +148,9 @@ def _steps(calls: RankCalls, mask: Mask) -> Ints:
 
 def _how_often(calls: RankCalls, mask: Mask) -> str:
     """In which steps objects are exchanged, as the end of a sentence."""
-    if calls.per_step(mask) >= 2:
-        return "in every step"
     steps = _steps(calls, mask)
+    if len(steps) == len(calls.begin_ns):
+        return "in every step"
     gaps = np.diff(steps)
     if (gaps == gaps[0]).all():
         return f"every {int(gaps[0])} steps"
@@ -165,6 +165,8 @@ def _rule(facts: Facts) -> Sighting | None:
     )
     if not masks:
         return None
+    if facts.first.more_forwards(_steps(*masks[0])) > 0:
+        return None  # an evaluation gathers its results
     first, rows = facts.first, _contents(facts.first)
     rows = rows[first.step[rows] >= 0]
     mean_bytes = float(first.size_bytes[rows].mean())
@@ -217,7 +219,8 @@ CAUSE = CatalogueCause(
         "group, by a collective of bytes, as `all_gather_object`, `gather_object` and "
         "`broadcast_object_list` issue them. The time from the issue of the first to the end of "
         f"the second is at least {WORTH_NAMING:.0%} of all time, pickling included if it was "
-        "recorded."
+        "recorded. Not named if these steps have more forward passes than others, as an "
+        "evaluation has."
     ),
     why=(
         "The object functions of torch.distributed pickle the object, exchange the size of the "

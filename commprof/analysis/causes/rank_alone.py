@@ -14,9 +14,7 @@ from commprof.analysis.causes.facts import Facts
 from commprof.analysis.causes.turns import LEAST_MS, LongSteps, long_steps, saving_without
 from commprof.analysis.evidence import Figure
 from commprof.text import in_ms, percent_digits
-from commprof.trace import columns
-from commprof.trace.columns import Ints
-from commprof.trace.schema import PHASES, Phase
+from commprof.trace.schema import PHASES
 from commprof.units import ns_to_ms
 
 #: One rank must cause at least this share of the waiting in long steps.
@@ -47,7 +45,7 @@ def _rule(facts: Facts) -> Sighting | None:
     if _is_shared(steps, position):
         return None
     rank = facts.seen.ranks[position]
-    passes = _more_forwards(facts, position, np.flatnonzero(steps.is_long[position]))
+    passes = facts.ranks[position].more_forwards(np.flatnonzero(steps.is_long[position]))
     ms = ns_to_ms(float(by_rank[position]) / number)
     evaluates = passes > 0
     saves = not evaluates and _saves(facts)
@@ -107,16 +105,6 @@ def _how_often(steps: LongSteps, position: int) -> str:
     if len(gaps) >= 2 and (gaps == gaps[0]).all():
         return f"every {int(gaps[0])} steps"
     return f"in {len(rows)} of {steps.is_long.shape[1]} steps"
-
-
-def _more_forwards(facts: Facts, position: int, rows: Ints) -> float:
-    """By how many forward passes the median long step exceeds the median other step; at least 0."""
-    calls = facts.ranks[position]
-    phases = columns.phases(calls.trace)
-    begun = np.sort(phases.begin_ns[phases.key == Phase.FORWARD])
-    count = np.searchsorted(begun, calls.end_ns) - np.searchsorted(begun, calls.begin_ns)
-    usual = np.delete(count, rows)
-    return float(np.median(count[rows]) - np.median(usual)) if len(usual) else 0.0
 
 
 _FIX = (

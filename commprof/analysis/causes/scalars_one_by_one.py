@@ -12,12 +12,17 @@ from commprof.analysis.causes.gain import saving_without
 from commprof.analysis.causes.pickled_objects import of_objects
 from commprof.analysis.evidence import Figure
 from commprof.text import counted, in_bytes
+from commprof.trace import columns
+from commprof.trace.lookup import row_containing
 from commprof.trace.schema import OPS, Phase
 
 #: A call of up to this size (64 numbers of float32) takes as long as a call of one byte.
 _SCALAR_BYTES = 256
 #: A call within forward of up to this size holds single numbers; statistics of layers are larger.
 _NUMBERS_BYTES = 16
+#: Work between the calls of a loss is at most this fraction of the forward passes' own work: layers
+#: do most of a forward pass between their calls.
+_OF_FORWARD = 0.25
 #: Least number of calls that follow one another.
 _LEAST = 3
 _OPS = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor")
@@ -57,8 +62,18 @@ def of_loss(calls: RankCalls) -> Mask:
     same = in_a_row.burst[1:] == in_a_row.burst[:-1]
     earlier, later = in_a_row.row[:-1][same], in_a_row.row[1:][same]
     work_ns = (calls.table.issue_ns[later] - calls.wait_end_ns[earlier]).sum()
-    blocked_ns = calls.blocked_ns(in_a_row.all_calls)
-    return in_a_row.all_calls if work_ns <= blocked_ns else np.zeros(len(mask), dtype=bool)
+    most_ns = min(calls.blocked_ns(in_a_row.all_calls), _OF_FORWARD * _own_forward_ns(calls))
+    return in_a_row.all_calls if work_ns <= most_ns else np.zeros(len(mask), dtype=bool)
+
+
+def _own_forward_ns(calls: RankCalls) -> float:
+    """Time of the measured forward passes in which the training thread waited for no call."""
+    phases, steps = columns.phases(calls.trace), columns.steps(calls.trace)
+    mine = (phases.key == Phase.FORWARD) & (phases.thread == steps.thread[0])
+    mine &= row_containing(calls.begin_ns, calls.end_ns, phases.begin_ns) >= 0
+    whole_ns = float((phases.end_ns[mine] - phases.begin_ns[mine]).sum())
+    waited = (calls.phase == Phase.FORWARD) & (calls.step >= 0) & calls.is_blocking
+    return whole_ns - calls.blocked_ns(waited)
 
 
 def _rule(facts: Facts) -> Sighting | None:
@@ -113,9 +128,10 @@ CAUSE = CatalogueCause(
         f"{_SCALAR_BYTES} bytes each, follow one another outside of forward and backward, the "
         "training thread waits for each, and no phase lies between them. So do calls of at most "
         f"{_NUMBERS_BYTES} bytes within forward, as of a loss, if nothing like them is in backward "
-        "and the ranks wait longer than they "
-        "work between them. Barriers between calls count as calls. The time from the end of "
-        f"the first to the end of the last is at least {WORTH_NAMING:.0%} of the step."
+        "and the ranks work between them neither longer than they wait nor for more than "
+        f"{_OF_FORWARD:.0%} of the forward passes' own work. Barriers between calls count as "
+        "calls. The time from the end of the first to the end of the last is at least "
+        f"{WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "A collective of 4 bytes takes as long as one of 4 kB: the time goes into waking threads "

@@ -265,12 +265,17 @@ def test_bytes_without_sizes_are_no_objects() -> None:
     assert causes_of(body) == {}
 
 
-def gathered(every: int, size: int, ms: float):  # type: ignore[no-untyped-def]
-    """33 ms of training; an object of 2 + ``ms`` + 1 ms, pickling included, in some steps."""
+def gathered(every: int, size: int, ms: float, forwards: int = 0):  # type: ignore[no-untyped-def]
+    """33 ms of training; an object of 2 + ``ms`` + 1 ms, pickling included, in some steps.
+
+    It is gathered after some forward passes.
+    """
 
     def body(script: Script, step: int) -> None:
         trained(script)
         if step % every == 0:
+            for _ in range(forwards):
+                script.forward(1.0)
             noted(script, "object_pickles", 2.0, True)
             script.call("all_gather", 8, 1.0, "Long")
             script.call("all_gather", size, ms - 1.0, "Byte")
@@ -285,6 +290,18 @@ def test_objects_of_every_fifth_step_are_named_with_what_fewer_exchanges_win() -
     assert "YOUR_STEP % 100 == 0" in cause.fix
     # 15 ms of every fifth step of 33 ms.
     assert saved(cause) == pytest.approx(3 / 36, abs=3e-3)
+
+
+@pytest.mark.parametrize(("every", "often"), [(1, "in every step"), (2, "every 2 steps")])
+def test_how_often_objects_are_exchanged_is_counted(every: int, often: str) -> None:
+    body = gathered(every, 10_000, 12.0)
+    # Of 39 measured steps, 20 exchange objects, or all.
+    cause = causes_of(lambda script, step: body(script, step + 1), steps=40)["pickled-objects"]
+    assert f"exchanged {often} (all_gather_object)" in cause.sentence
+
+
+def test_objects_of_an_evaluation_every_few_steps_are_not_named() -> None:
+    assert causes_of(gathered(5, 10_000, 30.0, forwards=3), steps=61) == {}
 
 
 @pytest.mark.parametrize(

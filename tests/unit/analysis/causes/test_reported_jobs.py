@@ -90,6 +90,23 @@ def test_calls_of_layers_in_forward_are_no_scalars_of_a_loss(
     assert set(causes_of(partial(loss, count, size, work_ms, in_backward))) == named
 
 
+def layers(work_ms: float, script: Script, step: int) -> None:
+    """Twelve layers that each compute, and then exchange the largest of their outputs in 1 ms."""
+    begin = script._now
+    for _ in range(12):
+        script.now_ms += work_ms
+        script.call(size=4)
+    script.rank.phase(Phase.FORWARD, begin, script._now)
+    script.backward(20.0, {4 * MB: 2.0})
+    script.work(1.0, Phase.OPTIMIZER)
+
+
+@pytest.mark.parametrize("work_ms", [0.3, 0.8, 1.5])
+def test_numbers_of_fast_layers_cannot_be_joined(work_ms: float) -> None:
+    """Each number needs the one before, however fast the layers are."""
+    assert list(causes_of(partial(layers, work_ms))) == ["statistics-each-layer"]
+
+
 def metrics(states: int, script: Script, step: int) -> None:
     """Each state of a metric has a barrier, a size and a value, of 1 ms each."""
     script.forward(10.0)

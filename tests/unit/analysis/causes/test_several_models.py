@@ -97,6 +97,29 @@ def wrapped(passes: int, buckets: dict[int, float], script: Script, step: int) -
     script.work(1.0, Phase.OPTIMIZER)
 
 
+def experts(script: Script, step: int) -> None:
+    """A pass of twelve models, every second of them in another group of ranks."""
+    script.rank.groups[2] = ("experts", 2)
+    script.forward(10.0)
+    begin, task = script._now, script.passes
+    script.passes += 1
+    script.now_ms += 20.0
+    issue = script._now
+    for number, (size, ms) in enumerate(MODULES.items()):
+        script.now_ms += ms
+        group = 1 + number % 2
+        script.rank.collective(
+            100 * step + number, issue, script._now, size, task, group=group, dtype=1
+        )
+    script.rank.finalize(issue, script._now, 0, graph_task=task)
+    script.rank.phase(Phase.BACKWARD, begin, script._now)
+    script.work(1.0, Phase.OPTIMIZER)
+
+
+def test_models_of_several_groups_of_ranks_cannot_be_one_model() -> None:
+    assert "ddp-each-module" not in causes_of(experts, models=12, log=log_of(MODULES))
+
+
 def test_modules_that_are_wrapped_one_by_one_are_told() -> None:
     found = causes_of(partial(wrapped, 1, MODULES), models=12, log=log_of(MODULES))
     assert list(found) == ["ddp-each-module"]
