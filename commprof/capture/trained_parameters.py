@@ -135,12 +135,13 @@ class TrainedParameters:
         if not self._trained:
             return False
         own = {key: _bytes(parameter) for key, parameter in self._trained.items()}
+        trained = set(own)
         by_ddp: set[int] = set()
         ignored: set[int] = set()
         untrained: list[str] = []
         of_models: list[dict[int, int]] = []
         for model in self._models():
-            untrained += untrained_modules(model, set(own))
+            untrained += untrained_modules(model, trained)
             of_models.append({id(parameter): _bytes(parameter) for _, parameter in reduced(model)})
             chosen = set(of_models[-1])
             by_ddp |= chosen
