@@ -14,6 +14,7 @@ import json
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from commprof.capture.job.store_links import default_store
 from commprof.capture.recorder import Recorder
 from commprof.ddp_parameters import reduced
 from commprof.text import counted, in_bytes
-from commprof.trace.exchanged import Exchanged, exchanged_by, exchanged_in_summary
+from commprof.trace.exchanged import MOST_MODELS, Exchanged, exchanged_by, exchanged_in_summary
 from commprof.trace.reader import read_trace
 
 #: Number of updates, of any optimizers, that are looked at.
@@ -82,11 +83,15 @@ class TrainedParameters:
         self._trained: dict[int, torch.Tensor] = {}
         #: Identities of the parameters that each update trained.
         self._by_update: list[set[int]] = []
+        #: A parameter of each DDP model, and the gradient that it had at the last update.
+        self._gradients: list[tuple[torch.Tensor, weakref.ref[torch.Tensor]]] = []
+        #: Per update: identities of such parameters that still had this gradient.
+        self._kept_by_update: list[set[int]] = []
 
     def install(self, path: Path) -> None:
         """Starts looking at updates; ``path`` is that of the trace."""
         self._path, self._updates, self._trained, self._looks = path, 0, {}, True
-        self._by_update = []
+        self._by_update, self._gradients, self._kept_by_update = [], [], []
 
     def remove(self) -> None:
         """Stops looking, and writes which parameters the updates so far have trained."""
@@ -116,6 +121,7 @@ class TrainedParameters:
             }
             self._trained.update(now)
             self._by_update.append(set(now))
+            self._kept_by_update.append(self._kept_gradients())
             self._updates += 1
             if self._updates == 1:
                 self._write()
@@ -126,6 +132,23 @@ class TrainedParameters:
         except Exception as error:
             self._looks = False
             _complain(error)
+
+    def _kept_gradients(self) -> set[int]:
+        """Notes a gradient of each DDP model; returns the parameters that have kept theirs.
+
+        Gradients that a script sets to None, as ``zero_grad`` does by default, are other tensors
+        after the next backward pass. Those that add up, or are filled with zeros, are the same.
+        """
+        unchanged = {
+            id(p) for p, grad in self._gradients if p.grad is not None and grad() is p.grad
+        }
+        self._gradients = []
+        models = list(self._models())
+        for model in models * (1 < len(models) <= MOST_MODELS):
+            parameter = next((p for p in model.parameters() if p.grad is not None), None)
+            if parameter is not None and parameter.grad is not None:
+                self._gradients.append((parameter, weakref.ref(parameter.grad)))
+        return unchanged
 
     def _write(self) -> bool:
         """Writes the bytes of the trained parameters into the trace, in place of earlier ones.
@@ -158,14 +181,13 @@ class TrainedParameters:
             "other_libraries": _other_libraries(),
             "untrained_modules": untrained if len(untrained) <= _MOST_MODULES else [],
             "ddp_model_bytes": [sum(sizes.values()) for sizes in of_models],
-            "updated_models": [
-                [number for number, sizes in enumerate(of_models) if not update.isdisjoint(sizes)]
-                for update in self._by_update
-            ],
+            "updated_models": _models_with(of_models, self._by_update),
+            "kept_gradients": _models_with(of_models, self._kept_by_update),
         }
         self._recorder.add_metadata(json.dumps({"trained": found}))
         if not self._looks:
             self._trained, self._by_update = {}, []
+            self._gradients, self._kept_by_update = [], []
         return not found["ddp_bytes"] and not found["sharded"]
 
     def _check(self) -> None:
@@ -174,6 +196,16 @@ class TrainedParameters:
         if world_size > 1:
             args = (self._recorder, self._path, rank, world_size)
             threading.Thread(target=_warn, args=args, name="commprof", daemon=True).start()
+
+
+def _models_with(models: list[dict[int, int]], by_update: list[set[int]]) -> list[list[int]]:
+    """Per update: indices of the models with any of these parameters; empty for many models."""
+    if len(models) > MOST_MODELS:
+        return []
+    return [
+        [number for number, sizes in enumerate(models) if not chosen.isdisjoint(sizes)]
+        for chosen in by_update
+    ]
 
 
 def untrained_modules(model: DistributedDataParallel, trained: set[int]) -> list[str]:

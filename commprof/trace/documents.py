@@ -139,9 +139,9 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     # Bytes of the parameters that the optimizers updated in their first updates: of all parameters,
     # of those that DDP models reduce, and of those that DDP models were told to ignore. sharded is
     # True if some parameters are shards. other_libraries: loaded libraries that communicate outside
-    # of torch.distributed. Later versions also write flat, ddp_model_bytes and updated_models, see
-    # trace.exchanged, and untrained_modules: the outermost modules of DDP models whose gradients
-    # are reduced but whose parameters no update trained.
+    # of torch.distributed. Later versions also write flat, ddp_model_bytes, updated_models and
+    # kept_gradients, see trace.exchanged, and untrained_modules: the outermost modules of DDP
+    # models whose gradients are reduced but whose parameters no update trained.
     "trained": {
         "parameter_bytes": int,
         "sharded": bool,

@@ -29,6 +29,8 @@ from commprof.trace.ranks import firsts, joined, ranks_of, rows_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Phase, op_name
 
+#: Updates are noted model by model only if there are at most this many DDP models.
+MOST_MODELS = 6
 _OF_A_CALL = 0.01
 _OF_AN_UPDATE = 0.001
 #: Scalars, such as a loss, a norm or counts of samples, fit into this many bytes.
@@ -54,8 +56,12 @@ class Trained:
     other_libraries: tuple[str, ...]
     #: Per DDP model: parameters whose gradients it reduces. Empty if not recorded.
     ddp_model_bytes: tuple[int, ...] = ()
-    #: Per update: indices in ``ddp_model_bytes`` of the models whose parameters it trained.
+    #: Per update: indices in ``ddp_model_bytes`` of the models whose parameters it trained; empty
+    #: for more than ``MOST_MODELS`` models, as the next field is.
     updated_models: tuple[tuple[int, ...], ...] = ()
+    #: Per update: indices of the models that still had the gradient tensors of the update before,
+    #: so that the script has not set these gradients to None in between.
+    kept_gradients: tuple[tuple[int, ...], ...] = ()
 
     @property
     def outside_ddp_bytes(self) -> int:
@@ -80,6 +86,7 @@ def trained_by(metadata: dict[str, Any]) -> Trained | None:
         tuple(found["other_libraries"]),
         tuple(found.get("ddp_model_bytes", ())),
         tuple(map(tuple, found.get("updated_models", ()))),
+        tuple(map(tuple, found.get("kept_gradients", ()))),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 
 import numpy as np
 
@@ -17,11 +17,9 @@ from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes
 from commprof.trace import columns
 from commprof.trace.columns import Ints
-from commprof.trace.exchanged import trained_by
+from commprof.trace.exchanged import MOST_MODELS, trained_by
 from commprof.trace.schema import Phase
 
-#: Most models of a job, because their sets are tried one by one.
-_MOST_MODELS = 6
 #: The needless exchange is seen in at least this fraction of the steps.
 _USUAL = 0.5
 
@@ -46,6 +44,11 @@ def _cycle(updated: Sequence[Models]) -> list[Models]:
         if all(updated[index] == updated[index % length] for index in range(len(updated))):
             return list(updated[:length])
     return []
+
+
+def _keeping(updates: Sequence[Sequence[int]], length: int) -> list[Models]:
+    """Per update of a cycle of this length: models that keep their gradients from the last one."""
+    return [frozenset(chain(*updates[place or length :: length])) for place in range(length)]
 
 
 def _sets(model_bytes: Sequence[int]) -> dict[int, Models]:
@@ -76,7 +79,9 @@ def _passes(calls: RankCalls, sets: dict[int, Models]) -> list[_Pass]:
     return sorted(passes, key=lambda passed: int(calls.table.issue_ns[passed.rows[0]]))
 
 
-def _needless(calls: RankCalls, passes: list[_Pass], cycle: list[Models]) -> Mask | None:
+def _needless(
+    calls: RankCalls, passes: list[_Pass], cycle: list[Models], keeping: list[Models]
+) -> Mask | None:
     """Buckets of models that another pass exchanges anew before their update.
 
     None if the passes do not fit to the updates, so that nothing is known.
@@ -89,7 +94,9 @@ def _needless(calls: RankCalls, passes: list[_Pass], cycle: list[Models]) -> Mas
         updated = [cycle[number % len(cycle)] for number in range(passed.update, before)]
         if updated and not frozenset[int]().union(*updated) & passed.models:
             return None
-        again = [model for model in passed.models if _is_again(model, index, passes, cycle)]
+        again = [
+            model for model in passed.models if _is_again(model, index, passes, cycle, keeping)
+        ]
         # What follows the last passes was not recorded: it is what follows such passes before.
         again = usual.setdefault((passed.models, passed.update % len(cycle)), again)
         for model in again:
@@ -101,13 +108,21 @@ def _needless(calls: RankCalls, passes: list[_Pass], cycle: list[Models]) -> Mas
     return mask
 
 
-def _is_again(model: int, index: int, passes: list[_Pass], cycle: list[Models]) -> bool:
-    """True if a later pass exchanges the model too, before its update but after another one."""
+def _is_again(
+    model: int, index: int, passes: list[_Pass], cycle: list[Models], keeping: list[Models]
+) -> bool:
+    """True if a later pass exchanges the model anew, before its update but after another one.
+
+    False if the gradients are kept until that update, because those of both passes may add up.
+    """
     now = passes[index].update
     updates = (now + ahead for ahead in range(len(cycle)))
     its_update = next((k for k in updates if model in cycle[k % len(cycle)]), None)
     later = next((passed for passed in passes[index + 1 :] if model in passed.models), None)
-    return its_update is not None and later is not None and now < later.update <= its_update
+    if its_update is None or later is None or not now < later.update <= its_update:
+        return False
+    between = range(now + 1, its_update + 1)
+    return any(model not in keeping[number % len(cycle)] for number in between)
 
 
 def _of_sizes(size_bytes: Ints, rows: Ints, like: Ints) -> Ints:
@@ -145,13 +160,16 @@ def _removed(calls: RankCalls, mask: Mask, copies: bool) -> Removed:
 def _look(calls: RankCalls) -> Mask:
     nothing = np.zeros(len(calls.table), dtype=bool)
     trained = trained_by(calls.trace.metadata)
-    if trained is None or not 2 <= len(trained.ddp_model_bytes) <= _MOST_MODELS:
+    if trained is None or not 2 <= len(trained.ddp_model_bytes) <= MOST_MODELS:
         return nothing
     cycle = _cycle([frozenset(models) for models in trained.updated_models])
     if len(set(cycle)) < 2 or not all(cycle):
         return nothing
+    if len(trained.kept_gradients) != len(trained.updated_models):
+        return nothing
     passes = _passes(calls, _sets(trained.ddp_model_bytes))
-    mask = _needless(calls, passes, cycle) if passes else None
+    keeping = _keeping(trained.kept_gradients, len(cycle))
+    mask = _needless(calls, passes, cycle, keeping) if passes else None
     return nothing if mask is None else mask
 
 
@@ -193,13 +211,14 @@ CAUSE = CatalogueCause(
         "The updates of several DDP models follow one another in a cycle. In at least "
         f"{_USUAL:.0%} of the steps, a pass exchanges the gradients of a model, then another model "
         "is updated, and then a second pass exchanges the gradients of the first one before its "
-        "update. Passes are told by their bytes. The training thread waits in such passes for at "
-        f"least {WORTH_NAMING:.0%} of the step."
+        "update. The script sets these gradients to None in between, as `zero_grad()` does: others "
+        "may add up. Passes are told by their bytes. The training thread waits in such passes for "
+        f"at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "The generator of a GAN learns through the discriminator, so that its backward pass also "
         "computes gradients of the discriminator's weights. DDP exchanges them like all others, "
-        "and then they are set to zero. If these weights need no gradient during this pass, they "
+        "and then they are deleted. If these weights need no gradient during this pass, they "
         "are neither computed nor exchanged, and the generator gets the same gradients."
     ),
     gain_note=(

@@ -334,6 +334,7 @@ TWO_MODELS = {
     **{"parameter_bytes": 3 * MB, "sharded": False, "flat": None},
     **{"ddp_bytes": 3 * MB, "ignored_bytes": 0, "other_libraries": []},
     **{"ddp_model_bytes": [2 * MB, MB], "updated_models": [[0], [1]] * 5},
+    "kept_gradients": [[]] * 10,
 }
 #: Sixteen modules whose buckets are those of ``buckets``.
 EACH = {"parameter_bytes": [125_000 + 7], "bucket_cap_bytes": 25 * 2**20}

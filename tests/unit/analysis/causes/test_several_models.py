@@ -26,6 +26,7 @@ def trained(*cycle: list[int], sizes: tuple[int, ...] = (4 * MB, MB)) -> dict[st
         "other_libraries": [],
         "ddp_model_bytes": list(sizes),
         "updated_models": [cycle[number % len(cycle)] for number in range(10)],
+        "kept_gradients": [[]] * 10,
     }
 
 
@@ -64,6 +65,8 @@ def test_a_generator_that_is_updated_in_every_second_round_is_told_too() -> None
         ([D, {**D, **G}], 1, trained([0], [1], sizes=(3 * MB, MB))),  # nor the bytes
         ([D, {**D, **G}], 1, {**trained([0], [1]), "updated_models": [[0]] * 5 + [[1]] * 5}),
         ([D, {**D, **G}], 1, {**trained([0], [1]), "ddp_model_bytes": []}),
+        # the second update may use the sum of the gradients of both passes
+        ([D, {**D, **G}], 1, {**trained([0], [1]), "kept_gradients": [[], *[[], [0]] * 4, []]}),
     ],
 )
 def test_gradients_that_an_update_may_use_are_needed(
