@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import numpy as np
 
 from commprof.analysis.causes.catalogue_cause import (
@@ -10,6 +12,7 @@ from commprof.analysis.causes.catalogue_cause import (
     CatalogueCause,
     Sighting,
 )
+from commprof.analysis.causes.edits.script import Site
 from commprof.analysis.causes.facts import Facts
 from commprof.analysis.causes.turns import LEAST_MS, LongSteps, long_steps, saving_without
 from commprof.analysis.evidence import Figure
@@ -24,6 +27,9 @@ _MOSTLY = 0.8
 _LEAST, _MOST_SHARE = 2, 0.5
 #: Functions by whose names scripts and libraries save checkpoints, and evaluate.
 _SAVING = ("save", "save_checkpoint", "save_model", "save_pretrained", "save_state")
+#: Pictures and tables have a ``save`` too: it saves a checkpoint if it is called on one of these,
+#: or if the call mentions a state dict.
+_SAVERS = ("torch", "fabric", "accelerator", "checkpoint", "checkpointer", "dcp", "dist_cp")
 _EVALUATING = ("eval", "evaluate", "evaluation", "validate", "validation", "test")
 #: At least this fraction of the unusual work must lie outside of backward, loading and updates.
 _OUTSIDE = 0.7
@@ -73,17 +79,26 @@ def _rule(facts: Facts) -> Sighting | None:
         f"{in_ms(ms)} each time.{instead}",
         steps.share(facts.step_ns),
         whole if saves else divided,
-        fix=_FIX if evaluates else _ASYNCHRONOUS,
+        fix=_FIX if evaluates else ASYNCHRONOUS,
     )
 
 
 def _saves(facts: Facts) -> bool:
     """True if the script's loops save something and call no function that evaluates."""
     saving, evaluating = (
-        any(site.loop is not None for site in facts.script.places(*names))
+        [site for site in facts.script.places(*names) if site.loop is not None]
         for names in (_SAVING, _EVALUATING)
     )
-    return saving and not evaluating
+    return any(map(_is_of_model, saving)) and not evaluating
+
+
+def _is_of_model(site: Site) -> bool:
+    """False if this call of a function in ``_SAVING`` may save a picture: ``image.save``."""
+    function = site.call.func
+    if not isinstance(function, ast.Attribute) or function.attr != "save":
+        return True
+    receiver = site.source.segment(function.value).rpartition(".")[2]
+    return receiver in _SAVERS or "state_dict" in site.source.segment(site.call)
 
 
 def _is_shared(steps: LongSteps, position: int) -> bool:
@@ -113,10 +128,14 @@ _FIX = (
     "total = YOUR_EVALUATION(YOUR_MODEL.module, loader)  # sums of this part\n"
     "torch.distributed.all_reduce(total)"
 )
-_ASYNCHRONOUS = (
+#: Background writing exchanges objects: in the group of the gradients the ranks would hang.
+ASYNCHRONOUS = (
     "# a checkpoint: every rank calls this, and writes its part in the background\n"
     "from torch.distributed.checkpoint import async_save\n\n"
-    'saving = async_save({"model": YOUR_MODEL.state_dict()}, checkpoint_id=YOUR_FOLDER)\n'
+    'group = torch.distributed.new_group(backend="gloo")  # once; no other calls use it\n'
+    'saving = async_save({"model": YOUR_MODEL.state_dict()}, checkpoint_id=YOUR_FOLDER,\n'
+    "                    process_group=group)\n"
+    "# before the next checkpoint: saving.result()\n"
     "# an evaluation: each rank evaluates its part, then all_reduce the sums;\n"
     "# a log: every 1000 steps"
 )

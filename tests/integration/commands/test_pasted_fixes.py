@@ -22,6 +22,21 @@ def test_every_fix_of_the_catalogue_runs_when_it_is_pasted() -> None:
     assert ran.stdout.split() == expected
 
 
+def test_a_job_trains_while_the_pasted_fix_writes_a_checkpoint(tmp_path: Path) -> None:
+    script = ROOT / "tests/support/ranks/saves_in_background.py"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    ran = subprocess.run(
+        [*torchrun, str(script), str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert (tmp_path / "0/.metadata").exists()
+    assert (tmp_path / "1/.metadata").exists()
+
+
 def _ends(of_fsdp1: str) -> list[str]:
     return ["", "-fsdp1"] if of_fsdp1 else [""]
 

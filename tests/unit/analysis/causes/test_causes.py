@@ -556,6 +556,26 @@ def test_a_checkpoint_is_told_by_the_script_and_written_in_the_background(
     assert saved(cause) == pytest.approx(won / (30 * 33 + 6 * 60), abs=5e-3)
 
 
+@pytest.mark.parametrize(
+    ("line", "is_checkpoint"),
+    [
+        ("image.save('samples.png')", False),
+        ("figures[0].save(folder)", False),
+        ("manager.save({'model': model.state_dict()})", True),
+        ("self.fabric.save('x', state)", True),
+        ("engine.save_checkpoint('x')", True),
+    ],
+)
+def test_pictures_that_a_rank_saves_are_no_checkpoints(
+    line: str, is_checkpoint: bool, tmp_path: Path
+) -> None:
+    train = tmp_path / "train.py"
+    train.write_text(f"for step in range(40):\n    {line}\n")
+    os.utime(train, (0, 0))  # it is as it ran
+    found = causes_of(alone(60.0, 5), steps=31, models=0, script_path=str(train))
+    assert ("saves a checkpoint alone" in found["rank-alone"].sentence) == is_checkpoint
+
+
 def test_a_rank_that_evaluates_alone_is_told_by_its_forward_passes() -> None:
     cause = causes_of(alone(60.0, 5, forwards=6), steps=31, models=0)["rank-alone"]
     assert "Rank 0 evaluates alone (6 more forward passes)" in cause.sentence

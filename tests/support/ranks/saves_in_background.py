@@ -1,0 +1,26 @@
+"""Pastes the fix for a checkpoint of one rank alone, and trains while it is written."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from commprof.analysis.causes.rank_alone import ASYNCHRONOUS
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = DistributedDataParallel(nn.Linear(64, 64))
+for number in range(2):
+    folder = os.path.join(sys.argv[1], str(number))
+    scope: dict[str, Any] = {"torch": torch, "YOUR_MODEL": model, "YOUR_FOLDER": folder}
+    exec(compile(ASYNCHRONOUS, "fix", "exec"), scope)
+    for _ in range(20):
+        model(torch.ones(2, 64)).sum().backward()
+    scope["saving"].result()
+dist.destroy_process_group()
