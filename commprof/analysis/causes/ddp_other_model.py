@@ -84,6 +84,8 @@ def _needless(
 ) -> Mask | None:
     """Buckets of models that another pass exchanges anew before their update.
 
+    ``keeping``: result of :func:`_keeping`.
+
     None if the passes do not fit to the updates, so that nothing is known.
     """
     table, mask = calls.table, np.zeros(len(calls.table), dtype=bool)
