@@ -20,7 +20,7 @@ from benchmarks.causes.catalogue import JOBS, JOBS_FOLDER, OPTIONS
 from tests.support.applied_fix import applied
 
 ROOT = Path(__file__).parents[3]
-SELDOM = "if step % 100 == 0:  # if no step between uses the result\n    "
+SELDOM = "if step % 100 == 0:  # if no step in between uses the result\n    "
 #: For jobs whose report derives the change from the script: text that the fix must contain.
 CHANGES = {
     "trained_apart": "model = ddp if common.FIXED else ddp",
