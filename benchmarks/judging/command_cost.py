@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import multiprocessing
 import os
 import statistics
@@ -12,6 +13,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+#: Program that runs a command, and writes its CPU time in s, its largest resident set in KiB and
+#: its exit code to the file descriptor that is its first argument. Linux counts the resident set of
+#: the process that starts a command as one of the command: so a small process must start it.
+_STARTER = """
+import json, os, subprocess, sys
+child = subprocess.Popen(sys.argv[2:])
+_, status, usage = os.wait4(child.pid, 0)
+child.returncode = os.waitstatus_to_exitcode(status)
+cost = usage.ru_utime + usage.ru_stime, usage.ru_maxrss, child.returncode
+os.write(int(sys.argv[1]), json.dumps(cost).encode())
+"""
 
 
 @dataclass(frozen=True)
@@ -42,19 +55,23 @@ def command_cost(tree: Path, arguments: Sequence[str | Path], directory: Path) -
     _compile_modules(tree)
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "commprof", *map(str, arguments)]
+    reading, writing = os.pipe()
+    starter = [sys.executable, "-I", "-S", "-c", _STARTER, str(writing)]
     begin_s = time.perf_counter()
     child = subprocess.Popen(
-        command, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        starter + command,
+        cwd=directory,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=[writing],
     )
-    assert child.stdout is not None
-    text = child.stdout.read().decode()
-    _, status, usage = os.wait4(child.pid, 0)
+    os.close(writing)
+    text = child.communicate()[0].decode()
     wall_s = time.perf_counter() - begin_s
-    child.returncode = os.waitstatus_to_exitcode(status)
-    return CommandCost(
-        *(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6),
-        *(child.returncode, text),
-    )
+    with open(reading) as result:
+        cpu_s, memory_kib, exit_code = json.loads(result.read())
+    return CommandCost(wall_s, cpu_s, memory_kib * 1024 / 1e6, exit_code, text)
 
 
 @functools.cache
@@ -83,8 +100,7 @@ def median_cost(costs: Sequence[CommandCost]) -> CommandCost:
 def written_apart(write: Callable[[], int]) -> int:
     """Calls a function that writes an input, in a process of its own; returns its result.
 
-    The largest resident set of a command includes that of the process that starts the command, so
-    this process must stay small.
+    So the memory of writing is free when the commands run.
     """
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()

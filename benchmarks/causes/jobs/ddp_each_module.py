@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 common.begin()
 blocks: list[nn.Module] = [
-    nn.Sequential(common.Slept(64, 0.8), nn.Linear(64, hidden), nn.Linear(hidden, 64))
+    nn.Sequential(common.Slept(64, 0.4), nn.Linear(64, hidden), nn.Linear(hidden, 64))
     for hidden in (32, 64, 128, 256) * 4
 ]
 if common.FIXED:

@@ -25,7 +25,7 @@ settings = {"static_graph": True} if common.FIXED else {"find_unused_parameters"
 ddp = DistributedDataParallel(Heads(), **settings)
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for _ in common.steps():
-    ddp(torch.randn(512, 48)).pow(2).mean().backward()
+    ddp(torch.randn(128, 48)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 common.end()

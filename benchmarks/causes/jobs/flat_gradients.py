@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 common.begin()
-model = common.sleeping(8, 384, 2)
+model = common.sleeping(8, 640, 2)
 if common.FIXED:
     model = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
@@ -23,7 +23,7 @@ def reduce_gradients() -> None:
 
 
 for _ in common.steps():
-    model(torch.randn(32, 384)).pow(2).mean().backward()
+    model(torch.randn(32, 640)).pow(2).mean().backward()
     if not common.FIXED:
         reduce_gradients()
     optimizer.step()
