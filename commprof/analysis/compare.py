@@ -176,7 +176,7 @@ def compare_runs(
     a: tuple[RunResult, Sequence[WorldDetail]],
     b: tuple[RunResult, Sequence[WorldDetail]],
 ) -> RunComparison:
-    """Compares two runs, each as ``analyse_in_detail`` returns it, if only of its steps."""
+    """Compares two runs, each as ``analyse_in_detail`` returns it, with ``steps_only`` or not."""
     ours, theirs = ({detail.world_size: detail for detail in run[1]} for run in (a, b))
     both = sorted(ours.keys() & theirs.keys())
     worlds = [_world(ours[size], theirs[size]) for size in both]

@@ -144,7 +144,9 @@ class TrainedParameters:
         }
         self._gradients = []
         models = list(self._models())
-        for model in models * (1 < len(models) <= MOST_MODELS):
+        if not 1 < len(models) <= MOST_MODELS:
+            return unchanged
+        for model in models:
             parameter = next((p for p in model.parameters() if p.grad is not None), None)
             if parameter is not None and parameter.grad is not None:
                 self._gradients.append((parameter, weakref.ref(parameter.grad)))

@@ -30,11 +30,10 @@ from commprof.recordings.nccl_tests_rows import (
     operation,
     without_contradictions,
 )
+from commprof.trace.operations import OF_PARTS
 
 #: Half of the last digit that ``%lf`` and ``std::to_string`` write.
 _HALF_DIGIT = 5e-7
-#: Operations whose calls state the number of elements of one rank's part.
-_OF_PARTS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 
 
 def is_json(head: bytes) -> bool:
@@ -233,7 +232,7 @@ def _record_row(record: Mapping[str, str]) -> NcclTestsRow | None:
 def _count(op: str, row: NcclTestsRow, ranks: int) -> int:
     """Number of elements as NCCL's call counts them; 0 if the type is unknown."""
     width = element_bytes(row.dtype)
-    parts = ranks if op in _OF_PARTS else 1
+    parts = ranks if op in OF_PARTS else 1  # a call states the elements of one rank's part
     return row.size_bytes // (width * parts) if width else 0
 
 

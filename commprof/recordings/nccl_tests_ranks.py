@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from commprof.recordings.nccl_tests_rows import NcclTestsRow
 from commprof.text import counted
+from commprof.trace.operations import OF_PARTS
 
 _Floats = npt.NDArray[np.float64]
 
 _MOST_RANKS = 1 << 16
-_OF_PARTS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 #: Share of the rows that must agree with a number of ranks: other rows may be damaged.
 _MOST_ROWS = 0.9
 #: A row is left out if its digits give the ratio ten times less exactly than those of the best
@@ -78,14 +78,14 @@ class RanksOfBandwidths:
 def ranks_of_bandwidths(op: str, rows: Sequence[NcclTestsRow]) -> RanksOfBandwidths:
     """Collects the ratios of the rows that show a number of ranks."""
     least, most = [], []
-    for row in rows if op == "all_reduce" or op in _OF_PARTS else ():
+    for row in rows if op == "all_reduce" or op in OF_PARTS else ():
         algbw, busbw = row.algbw, row.busbw
         if algbw is None or busbw is None or not algbw.value > algbw.half_digit:
             continue
         least.append((busbw.value - busbw.half_digit) / (algbw.value + algbw.half_digit))
         most.append((busbw.value + busbw.half_digit) / (algbw.value - algbw.half_digit))
     evidence = _exact(RanksOfBandwidths(op, np.array(least), np.array(most)))
-    if op in _OF_PARTS and least and evidence.agrees_with(1.0):
+    if op in OF_PARTS and least and evidence.agrees_with(1.0):
         # versions before 2.9 have no factor
         return RanksOfBandwidths(op, np.array([]), np.array([]))
     return evidence

@@ -20,6 +20,7 @@ _CHUNK_BYTES: Final = 1 << 20
 _OVERLAP_BYTES: Final = 1 << 10
 
 _NO_RANKS: Final = "which do not tell how many ranks took part"
+_TELLS_NO_RANKS: Final = "which does not tell how many ranks took part"
 _TOOLS: Final = (
     (rb"# OSU [^\r\n]{1,60}(?:Test|Benchmark)", "a result of the OSU Micro-Benchmarks", _NO_RANKS),
     (
@@ -35,17 +36,17 @@ _TOOLS: Final = (
     (
         rb"size\(B\)\s+count\(elems\)\s+type\s+time",
         "a result of nccom-test (AWS Neuron)",
-        _NO_RANKS.replace("which do", "which does"),
+        _TELLS_NO_RANKS,
     ),
     (
         rb"data_size\(Bytes\):\s*\|\s*ave?g_time\(us\)",
         "a result of hccl_test (Ascend)",
-        _NO_RANKS.replace("which do", "which does"),
+        _TELLS_NO_RANKS,
     ),
     (
         rb"#\s+Initializing MSCCL\+\+",
         "a result of mscclpp-test",
-        _NO_RANKS.replace("which do", "which does"),
+        _TELLS_NO_RANKS,
     ),
     (
         rb"Job summary\s+=+\s+\(?Nodes|Communicators\.\.\. \(\d|\"communicators_count\"\s*:",

@@ -41,6 +41,7 @@ from commprof.recordings.profiler_windows import (
 from commprof.recordings.profiler_words import form_of
 from commprof.text import counted, named_ranks, with_ranks
 from commprof.trace.lookup import distinct, row_containing
+from commprof.trace.operations import UNEVEN
 from commprof.trace.reader import TORCH_PROFILER, Trace
 from commprof.trace.schema import NO_SEQ
 
@@ -70,8 +71,6 @@ _OUR_TIMELINE: Final = b'"otherData":{"commprof"'
 _FEW: Final = 8
 #: First sequence number given to collectives that have no recorded number.
 _FIRST_SEQ: Final = 1 << 24
-#: First parts of the names of operations whose sizes may differ between ranks.
-_UNEVEN: Final = ("all_to_all", "gather", "scatter")
 #: Number of sequence numbers that are reserved for each window of a recording.
 _OF_WINDOW: Final = 1 << 19
 
@@ -430,7 +429,7 @@ def _have_same_steps(by_rank: dict[int, RankRecording]) -> bool:
 
 def _kind(call: Call) -> tuple[str, int]:
     """Returns the properties that all ranks of a collective share: operation, and size or -1."""
-    is_even = not call.op.startswith(_UNEVEN) and call.dtype != ""
+    is_even = not call.op.startswith(UNEVEN) and call.dtype != ""
     return form_of(call.op), max(call.bytes_in, call.bytes_out) if is_even else -1
 
 

@@ -29,7 +29,7 @@ from commprof.trace.ranks import firsts, joined, ranks_of, rows_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Phase, op_name
 
-#: Updates are noted model by model only if there are at most this many DDP models.
+#: Largest number of DDP models of a process whose updates are noted model by model.
 MOST_MODELS = 6
 _OF_A_CALL = 0.01
 _OF_AN_UPDATE = 0.001
@@ -54,7 +54,7 @@ class Trained:
     ignored_bytes: int
     #: Loaded libraries that communicate outside of torch.distributed.
     other_libraries: tuple[str, ...]
-    #: Per DDP model: parameters whose gradients it reduces. Empty if not recorded.
+    #: Per DDP model: bytes of the parameters whose gradients it reduces. Empty if not recorded.
     ddp_model_bytes: tuple[int, ...] = ()
     #: Per update: indices in ``ddp_model_bytes`` of the models whose parameters it trained; empty
     #: for more than ``MOST_MODELS`` models, as the next field is.

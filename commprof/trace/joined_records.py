@@ -44,6 +44,8 @@ class JoinedRecords(PackedRecords):
     of_ranks: tuple[PackedRecords, ...] = ()
     #: [rank]: ns that are added to the rank's times.
     shift_ns: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    #: Where the records of each kind are stored; found when a kind is first read.
+    _joined: dict[int, JoinedKind] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def pass_shift(self) -> Ints:
@@ -60,9 +62,6 @@ class JoinedRecords(PackedRecords):
         most = 1 + max(int(column.max(initial=0)) for column in columns)
         last = len(self.of_ranks) - 1
         return np.arange(last + 1) * most if last * most < LARGEST else np.full(last + 1, LARGEST)
-
-    #: Where the records of each kind are stored; found when a kind is first read.
-    _joined: dict[int, JoinedKind] = field(default_factory=dict, repr=False, compare=False)
 
     def _of_kind(self, kind: int) -> JoinedKind:
         if kind not in self._joined:

@@ -44,6 +44,8 @@ REDUCING: Final = ("all_reduce", "reduce", "reduce_scatter")
 SYNCHRONISING: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 #: Families in which the sizes of different ranks may differ.
 UNEVEN: Final = ("all_to_all", "gather", "scatter")
+#: Families in which each rank sends, receives or keeps a part of the data, other than all of it.
+OF_PARTS: Final = ("all_gather", "reduce_scatter", *UNEVEN)
 
 
 def family(op: str) -> str:

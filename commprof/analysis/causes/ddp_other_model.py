@@ -47,8 +47,13 @@ def _cycle(updated: Sequence[Models]) -> list[Models]:
 
 
 def _keeping(updates: Sequence[Sequence[int]], length: int) -> list[Models]:
-    """Per update of a cycle of this length: models that keep their gradients from the last one."""
-    return [frozenset(chain(*updates[place or length :: length])) for place in range(length)]
+    """Per update of a cycle of this length: models that keep gradients of the update before it.
+
+    ``updates``: the models that kept them, per recorded update. Nothing is known of the first
+    update, so that those at its place in later cycles stand for it.
+    """
+    first = [length, *range(1, length)]
+    return [frozenset(chain(*updates[index::length])) for index in first]
 
 
 def _sets(model_bytes: Sequence[int]) -> dict[int, Models]:

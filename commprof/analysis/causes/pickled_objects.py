@@ -90,7 +90,8 @@ class _Exchanges:
 def _exchanges(facts: Facts, position: int, is_replaced: bool) -> _Exchanges:
     """Finds the exchanges of a rank.
 
-    ``is_replaced``: a call of a tensor, which takes as long as that of the sizes, replaces each.
+    ``is_replaced``: True if a call with a tensor, which takes as long as the call that sends the
+    pickle's size, is made in place of each exchange; False if each exchange is left out.
     """
     calls = facts.ranks[position]
     rows = _contents(calls)
@@ -210,7 +211,7 @@ def _in_few_steps(facts: Facts, line: str) -> str:
 
 CAUSE = CatalogueCause(
     id="pickled-objects",
-    title="Python objects are pickled and exchanged in every step",
+    title="Python objects are pickled and exchanged in training steps",
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(

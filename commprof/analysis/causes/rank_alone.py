@@ -63,7 +63,7 @@ def _rule(facts: Facts) -> Sighting | None:
     if evaluates:
         what = f"evaluates alone ({passes:.0f} more forward passes)"
     elif saves:
-        what = "saves a checkpoint alone"
+        what = "works alone (the script's loop saves a checkpoint)"
         instead = (
             " Writing it in the background wins more than to divide it over the ranks, which "
             f"saves {percent_digits(divided.saved.value)} % of the step."

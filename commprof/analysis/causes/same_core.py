@@ -58,7 +58,8 @@ CAUSE = CatalogueCause(
     fix=(
         "import os\n\n"
         "# first of all, or leave the binding to the launcher: mpirun --bind-to none,\n"
-        "# srun --cpu-bind=none, KMP_AFFINITY=disabled\n"
+        "# srun --cpu-bind=none, KMP_AFFINITY=disabled; a container or batch job that\n"
+        "# has one core needs more of them\n"
         "os.sched_setaffinity(0, range(os.cpu_count()))"
     ),
     source="https://github.com/hpcaitech/FastFold/issues/175",
