@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.inspector.communicators import InspectedJob, Process, process_sets
 from commprof.analysis.inspector.origins import InspectedOrigins
-from commprof.analysis.inspector.own_time import is_too_short, own_time, standing_out
+from commprof.analysis.inspector.own_time import (
+    chance_of_longer,
+    is_too_short,
+    own_time,
+    standing_out,
+)
 from commprof.analysis.late.stragglers import (
     MOST_WAITING,
+    SIGNIFICANCE,
     LateRank,
     find_late_rank,
+    most_waited_for,
+    too_few_blocks,
     waiting_ranks,
 )
 from commprof.stats.outliers import chance_beyond
@@ -67,6 +75,8 @@ class LateProcess:
     #: waiting.
     late_parts: int
     parts: int
+    #: Probability that chance explains the waiting, see :func:`stragglers.find_late_rank`; where
+    #: this cannot be tested, that it explains the process's own longer time.
     p_value: float
     #: The process's own waiting.
     waits_s: float
@@ -92,7 +102,9 @@ def late_processes(
     which may be traced to the wrong process. So if the process with the most excess also works
     longer than all others (see :mod:`commprof.analysis.inspector.own_time`), the other processes
     that work longer and are waited for count as late too. All candidates together are tested as if
-    they were one process, by the test of late ranks.
+    they were one process, by the test of late ranks. If the waiting forms too few series for this
+    test, as where a process is late during one long part of a short run, candidates that all work
+    longer than the other processes are late.
 
     Args:
         job: the processes and communicators.
@@ -126,7 +138,10 @@ def late_processes(
             if one not in longer and not is_too_short(own_us, one, float(delay_us[one]))
         ]
         candidates, least_share = [*longer, *also], _SHARE_BEYOND_GAP
-    late = _tested(job, traced, beyond, time_us, candidates, least_share) if candidates else None
+    if not candidates:
+        return ()
+    by_chance = chance_of_longer(own_us, longer) if set(candidates) == set(longer) else math.nan
+    late = _tested(job, traced, beyond, time_us, candidates, least_share, by_chance)
     if late is None:
         return ()
     return tuple(_late_process(job, traced, own_us, place, late) for place in candidates)
@@ -190,8 +205,14 @@ def _tested(
     time_us: Floats,
     candidates: Sequence[int],
     least_share: float,
+    longer_by_chance: float,
 ) -> LateRank | None:
-    """Tests the candidates as one process; None if chance may explain the waiting for them."""
+    """Tests the candidates as one process; None if chance may explain the waiting for them.
+
+    ``longer_by_chance`` is the probability that chance explains the candidates' own longer time;
+    NaN if this time does not show that all of them were late. It decides where the waiting forms
+    too few series for a test.
+    """
     first, others = candidates[0], list(candidates[1:])
     merged = beyond.copy()
     merged[:, first] = beyond[:, list(candidates)].sum(axis=1)
@@ -204,7 +225,13 @@ def _tested(
         if not pairs[:, first].any():  # over the whole run, the waiting began with another process
             return None
     block_ns = float(time_us.mean()) / job.blocks * _NS_PER_US
-    late = find_late_rank(merged * _NS_PER_US, block_ns, 0.0, pairs, least_share=least_share)
+    merged_ns = merged * _NS_PER_US
+    late = find_late_rank(merged_ns, block_ns, 0.0, pairs, least_share=least_share)
+    if late is None and longer_by_chance <= SIGNIFICANCE:  # False for NaN
+        late = most_waited_for(merged_ns, block_ns, 0.0, pairs, least_share)
+        if late is None or not too_few_blocks(merged_ns, late, block_ns):
+            return None
+        late = replace(late, p_value=longer_by_chance)
     return late if late is not None and late.rank == first else None
 
 

@@ -84,9 +84,22 @@ def standing_out(own_us: Floats, most: int) -> list[int]:
         least, others = float(falling[size - 1]), falling[size:]
         if least < _CLEARLY * max(float(others[0]), 0.0) or least <= 0:
             continue
-        if chance_beyond(least, others) * len(own_us) <= _SIGNIFICANCE:
-            return order[:size].tolist()
+        standing: list[int] = order[:size].tolist()
+        if chance_of_longer(own_us, standing) <= _SIGNIFICANCE:
+            return standing
     return []
+
+
+def chance_of_longer(own_us: Floats, standing: Sequence[int]) -> float:
+    """Returns the probability that any process's time is as long by chance.
+
+    Args:
+        own_us: result of :func:`own_time`.
+        standing: processes whose times are longer than all others'; the shortest one is compared
+            with the spread of the others.
+    """
+    least = float(own_us[list(standing)].min())
+    return min(1.0, chance_beyond(least, np.delete(own_us, list(standing))) * len(own_us))
 
 
 def least_standing_out_us(own_us: Floats, standing: Sequence[int]) -> float:

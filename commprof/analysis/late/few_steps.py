@@ -17,6 +17,7 @@ from commprof.analysis.late.stragglers import (
     MOST_WAITING,
     SIGNIFICANCE,
     LateRank,
+    enough_blocks,
     most_waited_for,
     waiting_ranks,
 )
@@ -33,8 +34,7 @@ def enough_steps(waited_for_ns: Floats, by_waiting_ns: Floats) -> int:
     for it.
     """
     rank = int(np.argmax(waited_for_ns.sum(axis=0)))
-    shuffled = 1 + int(waiting_ranks(by_waiting_ns, rank).sum())
-    return 1 + math.ceil(math.log(1 / SIGNIFICANCE) / math.log(max(2, shuffled)))
+    return enough_blocks(1 + int(waiting_ranks(by_waiting_ns, rank).sum()))
 
 
 def late_rank_of_few_steps(

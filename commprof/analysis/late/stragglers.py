@@ -221,6 +221,7 @@ def waiting_ranks(by_waiting_ns: Floats, rank: int) -> npt.NDArray[np.bool_]:
     """
     waited: Floats = by_waiting_ns[:, rank]
     mask: npt.NDArray[np.bool_] = (waited > 0) & (waited >= _WAITS * waited.max())
+    mask[rank] = False  # a rank may wait for one that waits for it
     return mask
 
 
@@ -259,8 +260,7 @@ def find_late_rank(
         return None
     steps, ranks = waited_for_ns.shape
     caused_ns = float(waited_for_ns[:, late.rank].sum())
-    alike = _steps_alike(waited_for_ns, late.rank, OF_STEP * step_ns * late.waiting_ranks)
-    blocks = _blocks(waited_for_ns, alike)
+    blocks = _independent_blocks(waited_for_ns, late, step_ns)
     p_value = _chance(blocks, caused_ns)
     if by_waiting_ns is not None and late.waiting_ranks < ranks - 1:
         among = waiting_ranks(by_waiting_ns, late.rank)
@@ -269,6 +269,30 @@ def find_late_rank(
     mostly = late.late_steps >= steps / 2
     limit = SIGNIFICANCE if mostly else _SIGNIFICANCE_NOW_AND_THEN
     return replace(late, p_value=p_value) if p_value <= limit else None
+
+
+def too_few_blocks(waited_for_ns: Floats, late: LateRank, step_ns: float) -> bool:
+    """True if the test of :func:`find_late_rank` cannot name a rank, however late the rank is.
+
+    Steps that belong to one series count as one block. In a recording of one or two blocks, some
+    rank is the last in all blocks with more than the probability that the test allows.
+
+    Args:
+        waited_for_ns: as in :func:`find_late_rank`.
+        late: result of :func:`most_waited_for`.
+        step_ns: median step time.
+    """
+    blocks = len(_independent_blocks(waited_for_ns, late, step_ns))
+    return blocks < enough_blocks(1 + late.waiting_ranks)
+
+
+def enough_blocks(shuffled: int) -> int:
+    """Returns the least number of steps or blocks in which the last rank can be no chance.
+
+    Of ``shuffled`` ranks, which are two at least, one is the last in all blocks by chance with the
+    probability ``shuffled ** (1 - blocks)``.
+    """
+    return 1 + math.ceil(math.log(1 / SIGNIFICANCE) / math.log(max(2, shuffled)))
 
 
 def most_waited_for(
@@ -402,6 +426,12 @@ def _late_rank(
         cost_s=ns_to_s(float(caused_ns.sum())),
         waiting_ranks=waiting,
     )
+
+
+def _independent_blocks(waited_for_ns: Floats, late: LateRank, step_ns: float) -> Floats:
+    """Returns sums of neighbouring steps, so many that the sums are about independent."""
+    alike = _steps_alike(waited_for_ns, late.rank, OF_STEP * step_ns * late.waiting_ranks)
+    return _blocks(waited_for_ns, alike)
 
 
 def _steps_alike(waited_for_ns: npt.NDArray[np.float64], rank: int, late_ns: float) -> int:

@@ -509,6 +509,18 @@ def test_late_processes_of_simulated_jobs_are_found(tmp_path: Path, seed: int) -
     assert {late.process.pid - 1000 for late in result.late} == set(chosen)
 
 
+@pytest.mark.parametrize("seed", [45, 46])
+def test_a_process_that_is_late_in_one_series_is_named_by_its_own_time(
+    tmp_path: Path, seed: int
+) -> None:
+    """Half of 20 steps are late, most of them in one series, which counts as one block of steps."""
+    simulate(4, 8, 1, steps=20, late_us={5: 1500.0}, late_part=0.5, seed=seed).write(tmp_path)
+    [late] = inspector_result(tmp_path).late
+    assert (late.process.pid, late.waiting_processes) == (1005, 31)
+    assert late.p_value < 0.01
+    assert late.late_parts < late.parts
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_nobody_is_accused_in_a_job_without_late_processes(tmp_path: Path, seed: int) -> None:
     tp, dp, pp = [(1, 8, 1), (2, 4, 1), (4, 4, 1), (2, 4, 2), (8, 4, 1)][seed % 5]
