@@ -163,7 +163,6 @@ def start(
     ring_prefix: os.PathLike[str] | str | bytes,
     metadata_json: str,
     session: typing.SupportsInt | typing.SupportsIndex,
-    ring_capacity: typing.SupportsInt | typing.SupportsIndex = 16384,
     flush_interval_ms: typing.SupportsInt | typing.SupportsIndex = 200,
     mode: typing.SupportsInt | typing.SupportsIndex = 2,
     control_path: os.PathLike[str] | str | bytes = "",

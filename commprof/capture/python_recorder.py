@@ -160,7 +160,6 @@ class PythonRecorder:
         ring_prefix: str,
         metadata_json: str,
         session: int,
-        ring_capacity: int = 0,
         flush_interval_ms: int = 200,
         mode: int = schema.MODES.index("full"),
         control_path: str = "",
@@ -168,8 +167,8 @@ class PythonRecorder:
     ) -> None:
         """Opens the trace and starts recording.
 
-        This recorder has no rings and never changes its mode: ``ring_prefix``, ``ring_capacity``,
-        ``control_path`` and ``switch_signal`` are ignored.
+        This recorder has no rings and never changes its mode: ``ring_prefix``, ``control_path``
+        and ``switch_signal`` are ignored.
 
         Raises:
             RuntimeError: ``mode`` is not the index of "full" in ``schema.MODES``, or a trace is

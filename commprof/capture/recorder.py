@@ -41,7 +41,6 @@ class Recorder(Protocol):
         ring_prefix: str,
         metadata_json: str,
         session: int,
-        ring_capacity: int = ...,
         flush_interval_ms: int = ...,
         mode: int = ...,
         control_path: str = ...,

@@ -248,7 +248,6 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
          const std::filesystem::path& ring_prefix,
          const std::string& metadata_json,
          uint64_t session,
-         uint64_t ring_capacity,
          uint32_t flush_interval_ms,
          uint8_t mode,
          const std::filesystem::path& control_path,
@@ -256,22 +255,20 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
         const py::gil_scoped_release release;
         clearDevices();
         Recorder::instance().start(
-            {trace_path.string(),
-             ring_prefix.string(),
-             metadata_json,
-             session,
-             ring_capacity,
-             flush_interval_ms,
-             Mode(mode),
-             control_path.string(),
-             switch_signal});
+            {.trace_path = trace_path.string(),
+             .ring_prefix = ring_prefix.string(),
+             .metadata_json = metadata_json,
+             .session = session,
+             .flush_interval_ms = flush_interval_ms,
+             .mode = Mode(mode),
+             .control_path = control_path.string(),
+             .switch_signal = switch_signal});
       },
       "Opens the trace and enables capture.",
       py::arg("trace_path"),
       py::arg("ring_prefix"),
       py::arg("metadata_json"),
       py::arg("session"),
-      py::arg("ring_capacity") = 1 << 14,
       py::arg("flush_interval_ms") = 200,
       py::arg("mode") = uint8_t(Mode::kFull),
       py::arg("control_path") = "",
