@@ -145,6 +145,8 @@ class MostWaitedFor(FieldGroup):
     #: If the steps are too few to name a late rank: clause on that, and on how many would suffice.
     #: Else empty.
     few_steps: str = ""
+    #: If the rank was late in one series of steps and in no others: clause on these. Else empty.
+    one_series: str = ""
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,8 @@ class Evidence:
             return f"{caused}, and {_no_steps(self)}, so that this may be chance"
         if most.few_steps:
             return f"{caused}, but {most.few_steps}"
+        if most.one_series:
+            return f"{caused}, nearly all in one series of steps, {most.one_series}"
         return f"{caused}, which the recorded steps do not show to be more than chance"
 
     @property

@@ -224,6 +224,13 @@ def _balance(world: WorldResult, step: MeanStep) -> str:
     """
     waiting = f"wait for one another during {step.share('waiting'):.0%} of the step"
     evidence = world.evidence
+    most = evidence.most_waited_for
+    if world.lateness.late_rank is None and evidence.stands_out and most.one_series:
+        return (
+            f"First find out what slowed rank {most.rank} {most.one_series}: the ranks {waiting}, "
+            f"and rank {most.rank} caused {most.share:.0%} of this in these steps. Another process "
+            "on its host, a disk or heat slows a rank for a while."
+        )
     if world.lateness.late_rank is None and evidence.stands_out:
         more = "more steps", "again, with marked steps (profiler.step())"
         again = more[not evidence.steps_marked]

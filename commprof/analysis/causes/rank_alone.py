@@ -33,6 +33,8 @@ _SAVERS = ("torch", "fabric", "accelerator", "checkpoint", "checkpointer", "dcp"
 _EVALUATING = ("eval", "evaluate", "evaluation", "validate", "validation", "test")
 #: At least this fraction of the unusual work must lie outside of backward, loading and updates.
 _OUTSIDE = 0.7
+#: If more than this fraction of the long steps directly follow another one, they are one series.
+_IN_SERIES = 0.5
 #: If the other ranks do more than this fraction of the same work at the same time, nobody is alone.
 _SHARED = 0.5
 
@@ -48,7 +50,7 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     if number > _MOST_SHARE * facts.steps or not _is_outside(steps, position):
         return None
-    if _is_shared(steps, position):
+    if _is_shared(steps, position) or _is_one_series(steps, position):
         return None
     rank = facts.seen.ranks[position]
     passes = facts.ranks[position].more_forwards(np.flatnonzero(steps.is_long[position]))
@@ -108,6 +110,15 @@ def _is_shared(steps: LongSteps, position: int) -> bool:
     return bool(np.median(others) > _SHARED * np.median(extra[position]))
 
 
+def _is_one_series(steps: LongSteps, position: int) -> bool:
+    """True if most long steps follow another one: something slowed the rank for a while.
+
+    Work that a script does now and then is over before the next step begins.
+    """
+    gaps = np.diff(np.flatnonzero(steps.is_long[position]))
+    return bool((gaps == 1).mean() > _IN_SERIES)
+
+
 def _is_outside(steps: LongSteps, position: int) -> bool:
     extra = np.maximum(steps.extra_ns[position][steps.is_long[position]], 0.0).sum(axis=0)
     outside = extra[PHASES.index("other")] + extra[PHASES.index("forward")]
@@ -148,8 +159,9 @@ CAUSE = CatalogueCause(
     looks_like=(
         f"In at least {_LEAST} steps, and at most half of the steps, one rank works far longer "
         f"than it usually does, by at least {LEAST_MS:g} ms, outside of backward, loading and "
-        f"updates, and the others do at most {_SHARED:.0%} of such work in these steps. They wait "
-        f"for it for at least {WORTH_NAMING:.0%} of all time."
+        f"updates, and the others do at most {_SHARED:.0%} of such work in these steps, most of "
+        "which do not follow each other. The others wait for it for at least "
+        f"{WORTH_NAMING:.0%} of all time."
     ),
     why=(
         "Work that only rank 0 does keeps all other ranks waiting at the next exchange: they "

@@ -11,6 +11,7 @@ from commprof.analysis.evidence import Evidence, Figure, MostWaitedFor
 from commprof.analysis.late.costs import LongerPhase, WaitCost, longer_phase, wait_costs
 from commprof.analysis.late.few_steps import enough_steps, late_rank_of_few_steps
 from commprof.analysis.late.functions import GrownFunctions, grown_functions
+from commprof.analysis.late.late_series import late_series
 from commprof.analysis.late.lines import LongerLines, longer_lines
 from commprof.analysis.late.stragglers import (
     OF_STEP,
@@ -19,13 +20,14 @@ from commprof.analysis.late.stragglers import (
     of_ranks,
     with_cause,
 )
-from commprof.analysis.step.breakdown import Breakdown, caused_in_all
+from commprof.analysis.step.breakdown import Breakdown, Floats, caused_in_all
 from commprof.analysis.step.exposure import NO_CORE, exposures_of
 from commprof.analysis.step.measured import MeasuredSteps, MeasuredWorld, slowest_ns
 from commprof.analysis.step.stalls import stalled
 from commprof.field_groups import FieldGroup
 from commprof.text import counted
 from commprof.trace import columns
+from commprof.trace.columns import Ints
 from commprof.trace.lookup import among
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import POINT_TO_POINT
@@ -54,6 +56,9 @@ class Lateness(FieldGroup):
     #: Clause saying that the steps are too few to name any rank, and how many would suffice; empty
     #: if there are enough steps.
     few_steps: str = ""
+    #: Clause on the one series of steps in which the most awaited rank was late; empty if it was
+    #: late in other steps too, or if a late rank is named.
+    one_series: str = ""
 
     def most_waited_for(self) -> MostWaitedFor:
         """Returns the rank that caused most waiting."""
@@ -61,7 +66,7 @@ class Lateness(FieldGroup):
         for cost in self.wait_costs:
             shares[cost.rank] = shares.get(cost.rank, 0.0) + cost.share
         most = max(shares, key=lambda rank: shares[rank], default=-1)
-        return MostWaitedFor(most, shares.get(most, math.nan), self.few_steps)
+        return MostWaitedFor(most, shares.get(most, math.nan), self.few_steps, self.one_series)
 
     def supported(self, evidence: Evidence) -> Lateness:
         """Returns a copy without the figures that the recordings do not support."""
@@ -130,11 +135,13 @@ def lateness(
         late = replace(late, phase=None, phase_share=math.nan)  # "other" includes unknown phases
     if late is not None:
         late = _beyond_its_turn(late, seen, step_ns)
+    numbers = seen.measured[0].step[taken]
     return Lateness(
         late_rank=late,
         wait_costs=wait_costs(seen.measured),
         longer_phase=longer_phase(seen.ranks, seen.measured),
         few_steps=_few_steps(len(caused), enough) if len(caused) < enough else "",
+        one_series="" if late else _one_series(of_ranks(caused), numbers, step_ns),
     )
 
 
@@ -162,6 +169,20 @@ def _beyond_its_turn(late: LateRank, seen: MeasuredSteps, step_ns: float) -> Lat
         return None
     part = longer_ns / late.wait_ns
     return replace(late, wait_ns=longer_ns, share=late.share * part, cost_s=late.cost_s * part)
+
+
+def _one_series(waited_for_ns: Floats, numbers: Ints, step_ns: float) -> str:
+    """Returns a clause on the one series of late steps; empty without one.
+
+    ``numbers`` are the steps' numbers in the recording.
+    """
+    series = late_series(waited_for_ns, step_ns)
+    if series is None:
+        return ""
+    first, last = numbers[series][[0, -1]].tolist()
+    if series.stop == len(numbers):
+        return f"from step {first} to the last step, {last}"
+    return f"from step {first} to step {last}"
 
 
 def _few_steps(steps: int, enough: int) -> str:

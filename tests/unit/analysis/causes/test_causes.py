@@ -613,6 +613,15 @@ def test_a_slow_rank_is_not_called_alone() -> None:
     assert "rank-alone" not in causes_of(alone(20.0, 1), steps=31, models=0)
 
 
+def test_a_rank_that_is_slow_in_one_series_of_steps_is_not_called_alone() -> None:
+    def body(script: Script, step: int) -> None:
+        script.forward(30.0 if script.rank.rank == 0 and 10 <= step < 20 else 10.0)
+        script.backward(20.0)
+        script.meet(2.0)
+
+    assert causes_of(body, steps=41, models=0) == {}
+
+
 def in_turns(ms: float, every: int):  # type: ignore[no-untyped-def]
     def body(script: Script, step: int) -> None:
         if step % (2 * every) == every * script.rank.rank + 2:

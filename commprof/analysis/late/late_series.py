@@ -1,0 +1,48 @@
+"""One series of steps in which a rank was late, of a run too short to test whether this is chance.
+
+A rank may be slowed for some time: by another process on its host, by a disk, by heat. Then it is
+late in one series of steps. As the steps of a series belong together, no test of steps can tell the
+series from chance, but it shows when the rank was slow, and that it was not slow before or after.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.late.stragglers import OF_STEP
+
+Floats = npt.NDArray[np.float64]
+
+#: Least number of late steps, least part of the series' steps that are late, and least part of the
+#: waiting for the rank that lies in the series.
+_LEAST, _DENSE, _OF_WAITING = 3, 0.75, 0.8
+#: A late step's waiting is at least this part of the longest.
+_OF_LONGEST = 0.25
+#: Largest part of all steps that a series may take.
+_LONGEST = 0.75
+
+
+def late_series(waited_for_ns: Floats, step_ns: float) -> slice | None:
+    """Returns the rows of the one series of steps in which the most awaited rank was late.
+
+    Args:
+        waited_for_ns: ``[step, rank]``: waiting that the rank caused, summed over all others.
+        step_ns: median step time. A step is late if each other rank waits for 2 % of it or more,
+            and for at least a quarter of the longest wait.
+
+    None if there is no such series, or if the rank was late in other steps too.
+    """
+    steps, ranks = waited_for_ns.shape
+    if ranks < 2 or not steps:
+        return None
+    caused_ns = waited_for_ns[:, int(np.argmax(waited_for_ns.sum(axis=0)))]
+    least_ns = max(OF_STEP * step_ns * (ranks - 1), _OF_LONGEST * float(caused_ns.max()))
+    late = np.flatnonzero(caused_ns >= least_ns)
+    if len(late) < _LEAST:
+        return None
+    series = slice(int(late[0]), int(late[-1]) + 1)
+    length = series.stop - series.start
+    if length > _LONGEST * steps or len(late) < _DENSE * length:
+        return None
+    return series if caused_ns[series].sum() >= _OF_WAITING * caused_ns.sum() else None
