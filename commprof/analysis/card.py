@@ -21,6 +21,7 @@ from commprof.analysis.evidence import Figure
 from commprof.analysis.exchange import SmallCalls
 from commprof.analysis.findings import PYTHON_BRIEF, briefs, captured_in_python
 from commprof.analysis.late.incidents import Incidents
+from commprof.analysis.late.slower_ranks import SlowerRanks
 from commprof.analysis.late.stragglers import LateRank, fell_behind
 from commprof.analysis.loss_curves import CURVES_DISAGREE
 from commprof.analysis.mean_step import MeanStep, mean_step
@@ -120,6 +121,9 @@ class CardLateness(FieldGroup):
     #: What the recordings lack to support the statement that no rank is late, as a clause; empty if
     #: they support it.
     nobody_late_lacks: str
+    #: Several ranks that work longer than all others, as :class:`SlowerRanks`; None if there are
+    #: none.
+    slower: SlowerRanks | None
 
 
 @dataclass(frozen=True)
@@ -220,8 +224,11 @@ def card(
         ),
         lateness=CardLateness(
             late=late,
-            nobody_late=late is None and world.evidence.supports(Figure.NOBODY_LATE),
+            nobody_late=late is None
+            and world.lateness.slower is None
+            and world.evidence.supports(Figure.NOBODY_LATE),
             nobody_late_lacks=world.evidence.lacking(Figure.NOBODY_LATE),
+            slower=world.lateness.slower,
         ),
         small_calls=verdict.exchange.small_calls,
         link=_link(verdict.exchange.link),
@@ -298,7 +305,7 @@ def _late(late: LateRank | None) -> CardRank | None:
         return None
     return CardRank(
         rank=late.rank,
-        where=fell_behind(late),
+        where=fell_behind(late.phase),
         wait_ms=ns_to_ms(late.wait_ns),
         share=late.share,
         late_steps=late.late_steps,

@@ -162,14 +162,20 @@ def _stalled(world: WorldResult) -> Iterator[RunFinding]:
     stalls = world.timing.stalled_steps
     if not stalls:
         return
-    steps = [f"{step} ({in_seconds(ms)})" for step, ms in stalls]
+    waited_for = world.lateness.stalled_for
+    whose = {step: f", waiting for rank {rank}" for step, rank in waited_for.items()}
+    steps = [f"{step} ({in_seconds(ms)}{whose.get(step, '')})" for step, ms in stalls]
     more = f" and {len(stalls) - 1} more" if len(stalls) > 1 else ""
     which = "which is" if len(stalls) == 1 else "which are"
     yield RunFinding(
         "stalled_steps",
         world.world_size,
-        {"steps": [{"step": step, "ms": ms} for step, ms in stalls]},
-        f"Left out of the verdict because of a stall: step {steps[0]}{more}.",
+        {
+            "steps": [
+                {"step": step, "ms": ms, "waited_for": waited_for.get(step)} for step, ms in stalls
+            ]
+        },
+        f"Left out of the verdict, as it stalled: step {steps[0]}{more}.",
         f"Stalled at {_ranks(world)}: {plural(len(stalls), 'step')} {', '.join(steps)}, more than "
         "ten times the median. Means and samples/s include stalled steps; the verdict does not.",
         f"The verdict leaves out {', '.join(f'step {step}' for step in steps)}, {which} more than "

@@ -17,6 +17,7 @@ from commprof.analysis.exchange import (
     compressible_share,
     way,
 )
+from commprof.analysis.late.slower_ranks import SlowerRanks
 from commprof.analysis.late.stragglers import LateRank, who_waits
 from commprof.analysis.mean_step import MeanStep
 from commprof.analysis.named_cause import NamedCause
@@ -125,6 +126,12 @@ def next_step(
         return NextStep(
             "Communication is not the bottleneck and needs no change: waiting for communication "
             f"takes less than {WORTH_A_LOOK:.0%} of a step. First look at {own_work}.",
+            "",
+        )
+    if (slower := ranks_to_look_at(context, world, step)) is not None:
+        return NextStep(
+            f"First find out what delays {slower.named}{_in_phase(slower.phase, 'their')}: "
+            f"{time_spent_for(slower, step)}. No change to the communication can win that back.",
             "",
         )
     if late is not None:
@@ -292,11 +299,28 @@ def rank_to_look_at(
     late = world.lateness.late_rank
     if late is None or _late_share(late, step) < WORTH_A_LOOK:
         return None
+    return late if _is_first(context, world, step, late.phase) else None
+
+
+def ranks_to_look_at(
+    context: Mapping[str, Any], world: WorldResult, step: MeanStep
+) -> SlowerRanks | None:
+    """Returns the ranks that are slower than all others if they are the first thing to look at."""
+    slower = world.lateness.slower
+    if slower is None or slower.share_of(step.step_ms) < WORTH_A_LOOK:
+        return None
+    return slower if _is_first(context, world, step, slower.phase) else None
+
+
+def _is_first(
+    context: Mapping[str, Any], world: WorldResult, step: MeanStep, phase: str | None
+) -> bool:
+    """True if ranks that are late in a phase are the first thing to look at."""
+    if step.exposed_ms < WORTH_A_LOOK * step.step_ms:
+        return False
     unsure = crowded(context, world) and math.isnan(no_core_share(world))
-    little = step.exposed_ms < WORTH_A_LOOK * step.step_ms
     # A lack of cores may explain a late rank, but not a stopped process.
-    unsure = (unsure or lacked_cores(world)) and late.phase != HOST_PAUSE
-    return None if unsure or little else late
+    return phase == HOST_PAUSE or not (unsure or lacked_cores(world))
 
 
 def _late_share(late: LateRank, step: MeanStep) -> float:
@@ -309,6 +333,12 @@ def time_spent(late: LateRank, world_size: int, step: MeanStep) -> str:
     who, several = who_waits(late.waiting_ranks, world_size)
     spend, their = ("spend", "their") if several else ("spends", "its")
     return f"{who} {spend} {_late_share(late, step):.0%} of {their} step waiting for it"
+
+
+def time_spent_for(slower: SlowerRanks, step: MeanStep) -> str:
+    """Returns a clause: which fraction of the step the other ranks wait for the slower ones."""
+    share = slower.share_of(step.step_ms)
+    return f"the other ranks spend {share:.0%} of their step waiting for them"
 
 
 def _candidates(cap_mb: int | None) -> str:
@@ -348,10 +378,15 @@ def _find_out(world: WorldResult, late: LateRank) -> str:
             f"First find out what stops the process of rank {late.rank}{there} (a debugger, a "
             "job scheduler, a frozen cgroup, steal time)"
         )
-    phase = f" in its {late.phase} phase" if late.phase else ""
-    if late.phase == "other":
-        phase = " in code outside of forward, backward and optimizer"
-    return f"First find out what delays rank {late.rank}{phase}"
+    return f"First find out what delays rank {late.rank}{_in_phase(late.phase, 'its')}"
+
+
+def _in_phase(phase: str | None, whose: str) -> str:
+    if phase is None:
+        return ""
+    if phase == "other":
+        return " in code outside of forward, backward and optimizer"
+    return f" in {whose} {phase}{' phase' * (phase != HOST_PAUSE)}"
 
 
 def _give_cores(context: Mapping[str, Any], world: WorldResult) -> str:

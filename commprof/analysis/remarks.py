@@ -289,7 +289,7 @@ def _about_lateness(late: LateRank) -> str:
             "its lateness is spread over several phases, none of which explains more than "
             f"{late.phase_share:.0%}."
         )
-    text += f"it fell behind {fell_behind(late)}"
+    text += f"it fell behind {fell_behind(late.phase)}"
     if math.isnan(late.phase_share):
         return (
             f"{text}. In three of four steps, this part of the step takes at least "

@@ -22,9 +22,17 @@ from commprof.analysis.evidence import Figure
 from commprof.analysis.exchange import Exchange, exchange
 from commprof.analysis.findings import findings
 from commprof.analysis.late import lines
+from commprof.analysis.late.slower_ranks import SlowerRanks
 from commprof.analysis.late.stragglers import LateRank, fell_behind, who_waits
 from commprof.analysis.mean_step import MeanStep, mean_step
-from commprof.analysis.next_step import NextStep, next_step, rank_to_look_at, time_spent
+from commprof.analysis.next_step import (
+    NextStep,
+    next_step,
+    rank_to_look_at,
+    ranks_to_look_at,
+    time_spent,
+    time_spent_for,
+)
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import resampled_means
@@ -117,10 +125,11 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
     ]
     words, found = _words(world, step), exchange(world, step)
     late = rank_to_look_at(result.context, world, step)
+    slower = ranks_to_look_at(result.context, world, step)
     headline = _not_known(world, step) or _headline(
-        bindings[place], step, words, late, _ranks(world)
+        bindings[place], step, words, slower or late, _ranks(world)
     )
-    if late is None:
+    if late is None and slower is None:
         headline = " ".join(filter(None, (headline, _held_up(world, step) or found.sentence)))
     if world.communication.apart is not None:
         headline = f"{world.communication.apart.sentence} {headline}"
@@ -172,7 +181,7 @@ def _held_up(world: WorldResult, step: MeanStep) -> str:
     late = world.lateness.late_rank
     if late is None:
         return ""
-    where = f" falls behind {where}" if (where := fell_behind(late)) else " is late"
+    where = f" falls behind {where}" if (where := fell_behind(late.phase)) else " is late"
     return f"Rank {late.rank}{where}: {time_spent(late, world.world_size, step)}."
 
 
@@ -217,19 +226,25 @@ def _headline(
     binding: Binding,
     step: MeanStep,
     words: Mapping[str, str],
-    late: LateRank | None,
+    late: LateRank | SlowerRanks | None,
     ranks: str,
 ) -> str:
-    """Returns the sentence on the late rank, if ``late`` is given, else on the largest part."""
+    """Returns the sentence on the late ranks, if ``late`` is given, else on the largest part."""
     (first, share), (second, other) = binding.largest
     if late is not None:
-        where = f"it falls behind {where}, and " if (where := fell_behind(late)) else ""
         largest = f"part is {words[first]}: {share:.1%}"
         if binding.part is None:
             largest = f"parts are {words[first]} ({share:.1%}) and {words[second]} ({other:.1%})"
+        where = fell_behind(late.phase)
+        if isinstance(late, SlowerRanks):
+            delays, they = f"{late.named} delay the step", "they fall"
+            spent = time_spent_for(late, step)
+        else:
+            delays, they = f"rank {late.rank} delays the step", "it falls"
+            spent = time_spent(late, binding.world_size, step)
+        behind = f"{they} behind {where}, and " if where else ""
         return (
-            f"At {ranks}, rank {late.rank} delays the step: {where}"
-            f"{time_spent(late, binding.world_size, step)}. The mean step takes "
+            f"At {ranks}, {delays}: {behind}{spent}. The mean step takes "
             f"{in_ms(step.step_ms)}; its largest {largest}."
         )
     if binding.part is not None:
@@ -319,12 +334,19 @@ def _unseen_forward(world: WorldResult, binding: Binding) -> list[str]:
 
 
 def _late(world: WorldResult, step: MeanStep) -> list[str]:
-    late = world.lateness.late_rank
+    late, slower = world.lateness.late_rank, world.lateness.slower
+    if slower is not None:
+        where = f" {where}" if (where := fell_behind(slower.phase)) else ""
+        return [
+            f"{slower.named[0].upper()}{slower.named[1:]} fall behind{where} by "
+            f"{in_ms(slower.longer_ms)} or more per step: each other rank waits "
+            f"{in_ms(slower.wait_ms)} per step for them, {slower.share:.0%} of all waiting."
+        ]
     if late is None:
         if not world.evidence.supports(Figure.NOBODY_LATE):
             return []
         return ["No single rank stands out as the one that the others wait for."]
-    where = fell_behind(late)
+    where = fell_behind(late.phase)
     who, several = who_waits(late.waiting_ranks, world.world_size)
     return [
         f"{who[0].upper()}{who[1:]} {'wait' if several else 'waits'} for rank {late.rank}"

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 
 from commprof.analysis.card import Card, CardCommunication, CardPart, CardRank, CardSize
+from commprof.analysis.late.slower_ranks import SlowerRanks
+from commprof.analysis.late.stragglers import fell_behind
 from commprof.report.one_screen import LINES, WIDTH, command_lines, cut, prose, whole
 from commprof.text import counted, in_bytes, in_ms, listed, plain_digits
 
@@ -128,18 +130,28 @@ def _whom(card: Card) -> list[tuple[str, str]]:
     lateness, communication = card.lateness, card.communication
     if lateness.late is None and card.world_size < 2:
         return []
-    if lateness.late is not None:
-        said = _late(lateness.late)
+    if lateness.slower is not None:
+        answer = _slower(lateness.slower)
+    elif lateness.late is not None:
+        answer = _late(lateness.late)
     elif communication.exposed_ms == 0:
-        said = "no rank waited"
+        answer = "no rank waited"
     elif lateness.nobody_late:
-        said = "no single rank stands out"
+        answer = "no single rank stands out"
     elif card.following.cause:
         return []  # the cause already explains why ranks wait
     else:
         why = lateness.nobody_late_lacks
-        said = "not known" if why == communication.exposed_lacks else f"not known: {why}"
-    return [("Waited for", said)]
+        answer = "not known" if why == communication.exposed_lacks else f"not known: {why}"
+    return [("Waited for", answer)]
+
+
+def _slower(slower: SlowerRanks) -> str:
+    where = f" {where}" if (where := fell_behind(slower.phase)) else ""
+    return (
+        f"{slower.named} fall behind{where} by {in_ms(slower.longer_ms)} or more per step: "
+        f"{in_ms(slower.wait_ms)} per step and waiting rank, {slower.share:.0%} of all waiting"
+    )
 
 
 def _late(late: CardRank) -> str:

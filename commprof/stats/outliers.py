@@ -1,17 +1,27 @@
-"""Computes how probable it is that a value lies as far from other values as it does by chance."""
+"""Values that lie farther from others than chance explains."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+Floats = npt.NDArray[np.float64]
+
+#: Largest allowed probability that any of all values stands out by chance.
+SIGNIFICANCE: Final = 0.001
+#: A value stands out if it is this many times that of any other.
+CLEARLY: Final = 2.0
+#: Least number of values whose spread is measured.
+FEWEST_OTHERS: Final = 3
 #: Terms of the series below this value are negligible.
 _NEGLIGIBLE = 1e-17
 
 
-def chance_beyond(value: float, others: npt.NDArray[np.float64]) -> float:
+def chance_beyond(value: float, others: Floats) -> float:
     """Returns the probability that one more value like ``others`` is ``value`` or more.
 
     All values are taken as normal with one mean and spread, which are estimated from ``others``; so
@@ -48,3 +58,39 @@ def student_tail(deviate: float, degrees: int) -> float:
         inside = 2 / math.pi * (angle + inside)
     tail = max(0.0, (1 - inside) / 2)
     return tail if deviate >= 0 else 1 - tail
+
+
+def standing_out(excess: Floats, most: int) -> list[int]:
+    """Returns the indices of values that are clearly larger than all others, the largest first.
+
+    Args:
+        excess: each value minus the median of all.
+        most: largest number of values that may stand out.
+
+    Returns the largest set whose smallest value exceeds all others, clearly and by more than
+    chance; empty if there is none, or if a value is not known.
+    """
+    if not np.isfinite(excess).all():
+        return []
+    order = np.argsort(-excess, kind="stable")
+    falling = excess[order]
+    for size in range(min(most, len(excess) - FEWEST_OTHERS), 0, -1):
+        least, others = float(falling[size - 1]), falling[size:]
+        if least < CLEARLY * max(float(others[0]), 0.0) or least <= 0:
+            continue
+        standing: list[int] = order[:size].tolist()
+        if chance_of_standing_out(excess, standing) <= SIGNIFICANCE:
+            return standing
+    return []
+
+
+def chance_of_standing_out(excess: Floats, standing: Sequence[int]) -> float:
+    """Returns the probability that any of all values is as large by chance.
+
+    Args:
+        excess: as for :func:`standing_out`.
+        standing: indices of values that are larger than all others; the smallest of them is
+            compared with the spread of the others.
+    """
+    least = float(excess[list(standing)].min())
+    return min(1.0, chance_beyond(least, np.delete(excess, list(standing))) * len(excess))

@@ -11,12 +11,7 @@ import numpy.typing as npt
 
 from commprof.analysis.inspector.communicators import InspectedJob, Process, process_sets
 from commprof.analysis.inspector.origins import InspectedOrigins
-from commprof.analysis.inspector.own_time import (
-    chance_of_longer,
-    is_too_short,
-    own_time,
-    standing_out,
-)
+from commprof.analysis.inspector.own_time import is_too_short, own_time
 from commprof.analysis.late.stragglers import (
     MOST_WAITING,
     SIGNIFICANCE,
@@ -26,7 +21,7 @@ from commprof.analysis.late.stragglers import (
     too_few_blocks,
     waiting_ranks,
 )
-from commprof.stats.outliers import chance_beyond
+from commprof.stats.outliers import chance_beyond, chance_of_standing_out, standing_out
 
 Floats = npt.NDArray[np.float64]
 
@@ -140,7 +135,9 @@ def late_processes(
         candidates, least_share = [*longer, *also], _SHARE_BEYOND_GAP
     if not candidates:
         return ()
-    by_chance = chance_of_longer(own_us, longer) if set(candidates) == set(longer) else math.nan
+    by_chance = (
+        chance_of_standing_out(own_us, longer) if set(candidates) == set(longer) else math.nan
+    )
     late = _tested(job, traced, beyond, time_us, candidates, least_share, by_chance)
     if late is None:
         return ()

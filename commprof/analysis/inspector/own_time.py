@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from commprof.stats.outliers import chance_beyond
+from commprof.stats.outliers import CLEARLY, FEWEST_OTHERS, SIGNIFICANCE, chance_beyond
 
 if TYPE_CHECKING:
     from commprof.analysis.inspector.communicators import InspectedJob
@@ -29,12 +29,6 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Largest allowed probability that any process of the job stands out by chance.
-_SIGNIFICANCE: Final = 0.001
-#: A process stands out if its excess over the median is this many times that of any other process.
-_CLEARLY: Final = 2.0
-#: Least number of processes for which a spread is measured.
-_FEWEST: Final = 3
 #: A limit is searched by bisection; the interval is halved this many times.
 _HALVINGS: Final = 60
 
@@ -66,42 +60,6 @@ def own_time(operation_us: Floats, sets: Ints) -> Floats:
     return own
 
 
-def standing_out(own_us: Floats, most: int) -> list[int]:
-    """Returns the processes that spend clearly more time outside of operations than all others.
-
-    Args:
-        own_us: result of :func:`own_time`.
-        most: largest number of processes that may stand out.
-
-    Returns the largest set of processes whose smallest time exceeds the times of all others,
-    clearly and by more than chance; empty if there is none, or if a time is not known.
-    """
-    if not np.isfinite(own_us).all():
-        return []
-    order = np.argsort(-own_us, kind="stable")
-    falling = own_us[order]
-    for size in range(min(most, len(own_us) - _FEWEST), 0, -1):
-        least, others = float(falling[size - 1]), falling[size:]
-        if least < _CLEARLY * max(float(others[0]), 0.0) or least <= 0:
-            continue
-        standing: list[int] = order[:size].tolist()
-        if chance_of_longer(own_us, standing) <= _SIGNIFICANCE:
-            return standing
-    return []
-
-
-def chance_of_longer(own_us: Floats, standing: Sequence[int]) -> float:
-    """Returns the probability that any process's time is as long by chance.
-
-    Args:
-        own_us: result of :func:`own_time`.
-        standing: processes whose times are longer than all others'; the shortest one is compared
-            with the spread of the others.
-    """
-    least = float(own_us[list(standing)].min())
-    return min(1.0, chance_beyond(least, np.delete(own_us, list(standing))) * len(own_us))
-
-
 def least_standing_out_us(own_us: Floats, standing: Sequence[int]) -> float:
     """Returns the least time outside of operations with which one more process would stand out.
 
@@ -114,14 +72,14 @@ def least_standing_out_us(own_us: Floats, standing: Sequence[int]) -> float:
         standing: the processes that stand out.
     """
     others = np.sort(np.delete(own_us, list(standing)))[:-1]
-    if len(others) < _FEWEST or not np.isfinite(others).all():
+    if len(others) < FEWEST_OTHERS or not np.isfinite(others).all():
         return math.nan
     low, high = 0.0, max(1.0, 1e3 * float(np.abs(others).max()))
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        is_chance = chance_beyond(middle, others) * len(own_us) > _SIGNIFICANCE
+        is_chance = chance_beyond(middle, others) * len(own_us) > SIGNIFICANCE
         low, high = (middle, high) if is_chance else (low, middle)
-    return max(high, _CLEARLY * float(others.max()))
+    return max(high, CLEARLY * float(others.max()))
 
 
 def is_too_short(own_us: Floats, process: int, delay_us: float) -> bool:

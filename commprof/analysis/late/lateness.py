@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from commprof.analysis.evidence import Evidence, Figure, MostWaitedFor
 from commprof.analysis.late.costs import LongerPhase, WaitCost, longer_phase, wait_costs
@@ -13,6 +15,7 @@ from commprof.analysis.late.few_steps import enough_steps, late_rank_of_few_step
 from commprof.analysis.late.functions import GrownFunctions, grown_functions
 from commprof.analysis.late.late_series import late_series
 from commprof.analysis.late.lines import LongerLines, longer_lines
+from commprof.analysis.late.slower_ranks import SlowerRanks, slower_ranks
 from commprof.analysis.late.stragglers import (
     OF_STEP,
     LateRank,
@@ -29,6 +32,7 @@ from commprof.text import counted
 from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.lookup import among
+from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import POINT_TO_POINT
 from commprof.units import ms_to_ns, us_to_ns
@@ -37,6 +41,8 @@ from commprof.units import ms_to_ns, us_to_ns
 #: at most this. With the limit for other tools' recordings, a rank was named in 2 of 600 schedules
 #: without a late rank; with this limit in none.
 _SIGNIFICANCE_OF_OWN_RUNS = 0.001
+#: A stall is told as that of one rank if each other rank waited for it for this part of the step.
+_NEARLY_ALL = 0.8
 
 
 @dataclass(frozen=True)
@@ -59,14 +65,17 @@ class Lateness(FieldGroup):
     #: Clause on the one series of steps in which the most awaited rank was late; empty if it was
     #: late in other steps too, or if a late rank is named.
     one_series: str = ""
+    #: Several ranks that work longer than all others; None if there are none.
+    slower: SlowerRanks | None = None
+    #: The rank that caused most waiting in steps that did not stall, or -1, and its share.
+    most_rank: int = -1
+    most_share: float = math.nan
+    #: By number of a stalled step: the rank for which the others waited nearly all of it.
+    stalled_for: Mapping[int, int] = field(default_factory=dict)
 
     def most_waited_for(self) -> MostWaitedFor:
         """Returns the rank that caused most waiting."""
-        shares: dict[int, float] = {}
-        for cost in self.wait_costs:
-            shares[cost.rank] = shares.get(cost.rank, 0.0) + cost.share
-        most = max(shares, key=lambda rank: shares[rank], default=-1)
-        return MostWaitedFor(most, shares.get(most, math.nan), self.few_steps, self.one_series)
+        return MostWaitedFor(self.most_rank, self.most_share, self.few_steps, self.one_series)
 
     def supported(self, evidence: Evidence) -> Lateness:
         """Returns a copy without the figures that the recordings do not support."""
@@ -75,6 +84,10 @@ class Lateness(FieldGroup):
             late_rank=self.late_rank if evidence.supports(Figure.LATE) else None,
             wait_costs=self.wait_costs if evidence.supports(Figure.SPLIT) else (),
             longer_phase=self.longer_phase if evidence.supports(Figure.PARTS) else None,
+            slower=self.slower if evidence.supports(Figure.LATE) else None,
+            most_rank=self.most_rank if evidence.supports(Figure.SPLIT) else -1,
+            most_share=self.most_share if evidence.supports(Figure.SPLIT) else math.nan,
+            stalled_for=self.stalled_for if evidence.supports(Figure.SPLIT) else {},
         )
 
     def inside_phases(self, run: WorldRun, seen: MeasuredWorld) -> Lateness:
@@ -112,6 +125,7 @@ def lateness(
         by_waiting = np.broadcast_to(0.0, (run.world_size, run.world_size))
     enough = enough_steps(of_ranks(caused), by_waiting)
     step_ns, error_ns = ms_to_ns(step_median_ms), us_to_ns(between_ranks_us)
+    slower, one_series = None, ""
     if len(caused) < enough:
         # Like ``of_ranks``: without the waiting for ranks that lacked cores.
         waited = np.stack(
@@ -131,18 +145,46 @@ def lateness(
     else:
         origin_ns = np.stack([part.by_origin_ns[:, taken] for part in seen.measured])
         late = late_rank(caused, by_waiting, origin_ns, seen.ranks, step_ns, error_ns)
+        if not math.isnan(error_ns) and not _waits_for_messages(seen):
+            hosts = {rank: _host(run.traces[rank]) for rank in seen.ranks}
+            slower = slower_ranks(origin_ns, of_ranks(caused), seen.ranks, hosts, step_ns, late)
     if late is not None and late.phase == "other" and any(map(_lacks_phases, seen.measured)):
         late = replace(late, phase=None, phase_share=math.nan)  # "other" includes unknown phases
+    if slower is not None and slower.phase == "other" and any(map(_lacks_phases, seen.measured)):
+        slower = replace(slower, phase=None)
     if late is not None:
         late = _beyond_its_turn(late, seen, step_ns)
-    numbers = seen.measured[0].step[taken]
+    if late is None and slower is None:
+        one_series = _one_series(of_ranks(caused), seen.measured[0].step[taken], step_ns)
+    by_rank = caused.sum(axis=(0, 2))
+    most = int(np.argmax(by_rank)) if by_rank.any() else -1
     return Lateness(
         late_rank=late,
         wait_costs=wait_costs(seen.measured),
         longer_phase=longer_phase(seen.ranks, seen.measured),
         few_steps=_few_steps(len(caused), enough) if len(caused) < enough else "",
-        one_series="" if late else _one_series(of_ranks(caused), numbers, step_ns),
+        one_series=one_series,
+        slower=slower,
+        most_rank=most,
+        most_share=float(by_rank[most] / by_rank.sum()) if most >= 0 else math.nan,
+        stalled_for=_stalled_for(seen, ~taken),
     )
+
+
+def _stalled_for(seen: MeasuredSteps, stalls: npt.NDArray[np.bool_]) -> dict[int, int]:
+    """Returns by number of each stalled step the rank for which the others waited, if it is one."""
+    if not stalls.any():
+        return {}
+    by_rank = caused_in_all(seen.measured, stalls).sum(axis=2)
+    ranks, waited = by_rank.argmax(axis=1), by_rank.max(axis=1)
+    others_ns = slowest_ns(seen.measured)[stalls] * (len(seen.ranks) - 1)
+    numbers = seen.measured[0].step[stalls]
+    is_for_one = waited >= _NEARLY_ALL * others_ns
+    return dict(zip(numbers[is_for_one].tolist(), ranks[is_for_one].tolist(), strict=True))
+
+
+def _host(trace: Trace) -> str:
+    return str(trace.metadata["machine"]["hostname"])
 
 
 def _beyond_its_turn(late: LateRank, seen: MeasuredSteps, step_ns: float) -> LateRank | None:
@@ -151,14 +193,7 @@ def _beyond_its_turn(late: LateRank, seen: MeasuredSteps, step_ns: float) -> Lat
     The stages of a pipeline wait for one another though none is late. So if most waiting is for
     messages, only the time by which the rank's own work is longer than that of the others counts.
     """
-    waited_ns = of_messages_ns = 0.0
-    for trace in seen.traces:
-        waits, table = exposures_of(trace), columns.collectives(trace)
-        known = waits.collective >= 0
-        is_message = among(table.op[waits.collective[known]], *POINT_TO_POINT)
-        waited_ns += float(waits.waited_ns.sum())
-        of_messages_ns += float(waits.waited_ns[known][is_message].sum())
-    if not of_messages_ns > waited_ns / 2 or late.rank not in seen.ranks:
+    if late.rank not in seen.ranks or not _waits_for_messages(seen):
         return late
     work_ns = np.array([part.work_ns.sum(axis=0).mean() for part in seen.measured])
     position = seen.ranks.index(late.rank)
@@ -169,6 +204,18 @@ def _beyond_its_turn(late: LateRank, seen: MeasuredSteps, step_ns: float) -> Lat
         return None
     part = longer_ns / late.wait_ns
     return replace(late, wait_ns=longer_ns, share=late.share * part, cost_s=late.cost_s * part)
+
+
+def _waits_for_messages(seen: MeasuredSteps) -> bool:
+    """True if most waiting is for messages, as between the stages of a pipeline."""
+    waited_ns = of_messages_ns = 0.0
+    for trace in seen.traces:
+        waits, table = exposures_of(trace), columns.collectives(trace)
+        known = waits.collective >= 0
+        is_message = among(table.op[waits.collective[known]], *POINT_TO_POINT)
+        waited_ns += float(waits.waited_ns.sum())
+        of_messages_ns += float(waits.waited_ns[known][is_message].sum())
+    return of_messages_ns > waited_ns / 2
 
 
 def _one_series(waited_for_ns: Floats, numbers: Ints, step_ns: float) -> str:

@@ -372,15 +372,18 @@ def with_cause(late: LateRank, caused_ns: Floats) -> LateRank:
     return replace(late, phase=CAUSES[best] if share >= _MOST else None, phase_share=share)
 
 
-def fell_behind(late: LateRank) -> str:
-    """Returns the end of a sentence on where the rank fell behind; empty if unknown."""
-    if late.phase is None:
+def fell_behind(phase: str | None) -> str:
+    """Returns the end of a sentence on where a rank fell behind; empty if unknown.
+
+    ``phase`` is ``LateRank.phase``.
+    """
+    if phase is None:
         return ""
-    if late.phase == HOST_PAUSE:
+    if phase == HOST_PAUSE:
         return "because its process did not run (host pause)"
-    if late.phase == TRANSFER:
+    if phase == TRANSFER:
         return "in transfers with other ranks"
-    return "outside of all phases" if late.phase == "other" else f"in the {late.phase} phase"
+    return "outside of all phases" if phase == "other" else f"in the {phase} phase"
 
 
 def each_waits(waiting: int, world_size: int) -> str:

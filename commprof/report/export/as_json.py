@@ -187,6 +187,7 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "collectives": [_collective(row) for row in world.communication.collectives],
             "compression": [plain_fields(row) for row in world.communication.compression],
             "late_rank": world.lateness.late_rank and plain_fields(world.lateness.late_rank),
+            "slower_ranks": world.lateness.slower and plain_fields(world.lateness.slower),
             "wait_costs": [plain_fields(cost) for cost in world.lateness.wait_costs],
             "longer_phase": world.lateness.longer_phase
             and plain_fields(world.lateness.longer_phase),

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -229,7 +230,7 @@ def causes_of(
         fewer: by rank, how many steps it makes fewer than ``steps``.
         metadata: further metadata of every rank's trace.
     """
-    scripts = _trained(body, ranks, steps, models, log, meets, metadata, fewer)
+    scripts = trained(body, ranks, steps, models, log, meets, metadata, fewer)
     run = world_run([script.rank for script in scripts])
     seen = measured_world(run)
     assert seen is not None
@@ -239,7 +240,7 @@ def causes_of(
 
 def facts_of(body: Callable[[Script, int], None], *, ranks: int = 2, **metadata: Any) -> Facts:
     """Returns what the rules see of a job of 12 steps with one DDP model; see ``causes_of``."""
-    scripts = _trained(body, ranks, 12, 1, None, True, metadata)
+    scripts = trained(body, ranks, 12, 1, None, True, metadata)
     run = world_run([script.rank for script in scripts])
     seen = measured_world(run)
     assert seen is not None
@@ -250,18 +251,18 @@ def mean_step_ms(
     body: Callable[[Script, int], None], *, ranks: int = 2, steps: int = 12, meets: bool = True
 ) -> float:
     """Returns the mean step after the warm-up, from the scripts' clocks, not from an analysis."""
-    scripts = _trained(body, ranks, steps, 0, None, meets, {})
+    scripts = trained(body, ranks, steps, 0, None, meets, {})
     return float(np.mean([script.steps_ms[1:] for script in scripts]))
 
 
-def _trained(
+def trained(
     body: Callable[[Script, int], None],
     ranks: int,
     steps: int,
-    models: int,
-    log: dict[str, Any] | None,
-    meets: bool,
-    metadata: dict[str, Any],
+    models: int = 1,
+    log: dict[str, Any] | None = None,
+    meets: bool = False,
+    metadata: Mapping[str, Any] = MappingProxyType({}),
     fewer: dict[int, int] | None = None,
 ) -> list[Script]:
     """Returns the scripts of all ranks after their last step; arguments as of ``causes_of``."""

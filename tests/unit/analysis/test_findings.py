@@ -38,7 +38,7 @@ def test_each_fact_has_its_figures_and_sentences_with_them() -> None:
     assert {kind: dict(fact.figures) for kind, fact in found.items()} == {
         "cores": {"no_core_share": 0.4, "more_threads_than_cores": True},
         "few_steps": {"measured_steps": 7, "stalled_steps": 1},
-        "stalled_steps": {"steps": [{"step": 5, "ms": 9000.0}]},
+        "stalled_steps": {"steps": [{"step": 5, "ms": 9000.0, "waited_for": None}]},
         "missing_ranks": {"ranks": [3]},
         "unsplit": {"unsplit_ms": 15.0, "share": 0.5},
         "failed_calls": {"calls": 2, "operations": ["all_reduce"]},

@@ -17,13 +17,13 @@ from commprof.analysis.inspector.own_time import (
     is_too_short,
     operation_time,
     own_time,
-    standing_out,
 )
 from commprof.analysis.inspector.result import InspectorResult, inspector_result
 from commprof.commands import main
 from commprof.errors import CommprofError
 from commprof.recordings.inspector import is_inspector, looks_like_log, read_logs
 from commprof.report.inspector import render
+from commprof.stats.outliers import standing_out
 from tests.support.builders.inspector_logs import SimulatedJob, Written, simulate
 
 

@@ -40,6 +40,7 @@ from commprof.analysis.late.costs import LongerPhase, WaitCost
 from commprof.analysis.late.functions import GrownFunction, GrownFunctions
 from commprof.analysis.late.incidents import Incidents
 from commprof.analysis.late.lines import LongerLines
+from commprof.analysis.late.slower_ranks import SlowerRanks
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.named_cause import NamedCause, Saving
 from commprof.analysis.replay.gains import Gain, Gains
@@ -306,6 +307,8 @@ def full_run() -> dict[str, Any]:
     check_ = CrossCheck("phases", "a sum", "ms", 100.0, 101.0, False, "a note")
     same: dict[str, Any] = {
         "late_rank": late,
+        "slower": SlowerRanks((1, 2), ("node-1",), "data", 1.5, 2.0, 0.8),
+        "stalled_for": {7: 1},
         "wait_costs": (WaitCost(1, "data", 2.0, 0.8),),
         "longer_phase": LongerPhase(1, "backward", 18.0, 16.0, 12.0, 2.0, 3.0, 400.0, 2.0),
         "longer_lines": (LongerLines(1, "backward", 18.0, "", "train.py:7 train", 16.0),),

@@ -331,7 +331,7 @@ def test_the_card_leaves_out_a_stalled_step() -> None:
     assert made.communication.exposed_ms == pytest.approx(10.0)
     text = render(made)
     assert "bound by compute" in text
-    assert "! Left out of the verdict because of a stall: step 7 (9 s)." in text
+    assert "! Left out of the verdict, as it stalled: step 7 (9 s)." in text
 
 
 def test_incidents_come_before_any_advice_on_the_card() -> None:

@@ -7,11 +7,14 @@ import math
 import numpy as np
 import pytest
 
+from commprof.analysis.findings import findings
 from commprof.analysis.late.stragglers import LateRank, find_late_rank, of_ranks, with_cause
 from commprof.analysis.step.exposure import CAUSES, NO_CORE, UNKNOWN
 from commprof.analysis.step.measured import measured_world
 from commprof.trace import columns
 from commprof.trace.schema import Phase
+from tests.support.analysed import analyse_world
+from tests.support.builders.results import context
 from tests.support.builders.traces import MS, Rank, world_run
 
 Extra = dict[Phase, int]
@@ -172,3 +175,24 @@ def test_blocking_collectives_synchronise_ranks() -> None:
             rank.step(begin, now)
     found = explain(ranks, 1, [1, 2, 3])
     assert (found.phase, found.phase_share) == ("data", 1.0)
+
+
+def test_a_stalled_step_is_told_with_the_rank_that_the_others_waited_for() -> None:
+    """Rank 2 takes 3 s in step 6. This step is left out; each rank caused some other waiting."""
+    ranks, now = [Rank(number, 4) for number in range(4)], 0
+    for step in range(12):
+        lengths = [(10 + (step + number) % 4) * MS for number in range(4)]
+        lengths[2] += 3000 * MS * (step == 6)
+        end = now + max(lengths) + WIRE_MS * MS
+        for rank, length in zip(ranks, lengths, strict=True):
+            rank.step(now, end)
+            rank.phase(Phase.FORWARD, now, now + length)
+            op = rank.collective(step, now + length, end)
+            rank.wait(op, now + length, end)
+        now = end
+    world = analyse_world(world_run(ranks))
+    assert world is not None
+    assert world.lateness.stalled_for == {6: 2}
+    assert world.evidence.most_waited_for.share < 0.5
+    [stall] = [fact for fact in findings(context(), world) if fact.kind == "stalled_steps"]
+    assert "step 6 (3.01 s, waiting for rank 2)" in stall.brief

@@ -1,0 +1,110 @@
+"""Several ranks that work longer than all others: a slow host, or two late ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commprof.analysis.card import card
+from commprof.analysis.late.slower_ranks import SlowerRanks, slower_ranks
+from commprof.analysis.late.stragglers import LateRank
+from commprof.analysis.step.exposure import ORIGINS
+from commprof.analysis.step.measured import measured_world
+from commprof.analysis.verdict import verdict
+from commprof.analysis.world import world_result
+from commprof.report.card import render
+from commprof.trace.schema import Phase
+from tests.support.builders.caused import Script, trained
+from tests.support.builders.results import detail, run_result
+from tests.support.builders.traces import MS, world_run
+
+STEP = 100.0 * MS
+HOSTS = {rank: f"node-{rank // 4}" for rank in range(8)}
+FORWARD = ORIGINS.index("forward")
+
+
+def slower(
+    extra_ms: dict[int, float], late: LateRank | None = None, steps: int = 20
+) -> SlowerRanks | None:
+    """Returns what is found in steps of eight ranks, some of which work longer in forward."""
+    random = np.random.default_rng(3)
+    work = random.uniform(0.0, 0.3 * MS, (8, len(ORIGINS), steps))
+    for rank, ms in extra_ms.items():
+        work[rank, FORWARD] += ms * MS
+    own = work.sum(axis=1)
+    last = own.argmax(axis=0)
+    waited_for = np.zeros((steps, 8))
+    waited_for[np.arange(steps), last] = (own.max(axis=0) - own).sum(axis=0)
+    return slower_ranks(work, waited_for, range(8), HOSTS, STEP, late)
+
+
+def late_rank(rank: int) -> LateRank:
+    return LateRank(rank, 9.0 * MS, 1.0, 0.001, 20, 20, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("extra_ms", "ranks", "hosts"),
+    [
+        (dict.fromkeys(range(4, 8), 10.0), (4, 5, 6, 7), ("node-1",)),
+        (dict.fromkeys(range(4, 7), 10.0), (4, 5, 6), ()),  # not the whole host
+        ({1: 10.0, 6: 8.0}, (1, 6), ()),
+        ({1: 10.0}, None, None),  # one rank is late by itself
+        ({1: 1.0, 6: 1.0}, None, None),  # less than 2 % of the step
+        (dict.fromkeys(range(5), 10.0), None, None),  # most ranks: the other three are fast
+        ({rank: 2.0 * rank for rank in range(8)}, None, None),  # no two groups
+        ({}, None, None),
+    ],
+)
+def test_ranks_that_work_longer_than_all_others_are_found(
+    extra_ms: dict[int, float], ranks: tuple[int, ...] | None, hosts: tuple[str, ...] | None
+) -> None:
+    found = slower(extra_ms)
+    assert (found and found.ranks, found and found.hosts) == (ranks, hosts)
+    if found is not None:
+        assert found.phase == "forward"
+        assert found.longer_ms == pytest.approx(min(extra_ms.values()), abs=0.8)
+        assert found.share > 0.99
+
+
+def test_beside_a_late_rank_those_that_are_nearly_as_late_are_found() -> None:
+    both = slower({1: 10.0, 6: 8.0}, late_rank(1))
+    assert both is not None
+    assert both.ranks == (1, 6)
+    assert slower({1: 10.0, 6: 4.0}, late_rank(1)) is None  # to mend rank 1 wins most
+    assert slower({1: 10.0, 6: 8.0}, late_rank(3)) is None
+
+
+def test_steps_of_ranks_that_are_alike_name_nobody() -> None:
+    random = np.random.default_rng(5)
+    for _ in range(200):
+        work = random.lognormal(1.0, 1.0, (16, len(ORIGINS), 12)) * MS
+        waited = random.uniform(0, 1, (12, 16)) * 100 * MS
+        assert slower_ranks(work, waited, range(16), {}, STEP, None) is None
+
+
+def test_the_first_screen_names_the_slow_host() -> None:
+    def body(script: Script, step: int) -> None:
+        script.work(1.0 + 0.1 * ((3 * step + script.rank.rank) % 4))
+        script.work(40.0 if script.rank.rank >= 4 else 20.0, Phase.FORWARD)
+        script.backward(20.0)
+        script.meet(2.0)
+
+    ranks = [script.rank for script in trained(body, 8, 20)]
+    for rank in ranks:
+        rank.metadata["machine"]["hostname"] = HOSTS[rank.rank]
+    run = world_run(ranks)
+    seen = measured_world(run)
+    assert seen is not None
+    result = world_result(run, seen)
+    assert result.lateness.late_rank is None
+    assert result.lateness.slower is not None
+    assert result.lateness.slower.wait_ms == pytest.approx(20.0, abs=0.5)
+    found, details = run_result(result), [detail(8, backward=40, wait=10, transfer=2, steps=19)]
+    made = card(found, details, verdict(found, details), Path("RUN"))
+    assert made is not None
+    text = " ".join(render(made).split())
+    assert "ranks 4-7 (all of host node-1) delay the step: they fall behind in the" in text
+    assert "First find out what delays ranks 4-7 (all of host node-1) in their forward" in text
+    assert "No single rank" not in text
