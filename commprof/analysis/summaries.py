@@ -16,6 +16,7 @@ from commprof.analysis.checks.cross_checks import summary_checks
 from commprof.analysis.collectives.apart import TrainedApart, trained_apart
 from commprof.analysis.collectives.traffic import bus_factor
 from commprof.analysis.late.passed_on import passed_on
+from commprof.analysis.late.slower_ranks import SlowerRanks, slower_ranks
 from commprof.analysis.late.stragglers import LateRank, beyond_the_others, find_late_rank
 from commprof.analysis.step.exposure import ORIGINS
 from commprof.analysis.summary_result import (
@@ -75,6 +76,7 @@ class SummaryPart:
     fewest_steps: int
     #: Identifies the host: boot ID, time namespace and namespace of process ids.
     host: tuple[str, ...]
+    host_name: str
     #: Names of operations, by code; the next field has name and size of each group.
     ops: Sequence[str]
     groups: Mapping[int, tuple[str, int]]
@@ -95,6 +97,7 @@ def rank_part(trace: Trace, summary: Summary) -> SummaryPart:
         summary=summary,
         fewest_steps=summary.steps.count,
         host=tuple(machine[name] for name in ("boot_id", "time_namespace", "pid_namespace")),
+        host_name=str(machine["hostname"]),
         ops=trace.metadata.get("ops", schema.OPS),
         groups={group.id: (group.name, group.size) for group in trace.groups.values()},
         dropped=max(trace.dropped, summary.dropped),
@@ -111,6 +114,7 @@ def host_part(found: HostSummary, summary: Summary) -> SummaryPart:
         summary=summary,
         fewest_steps=found.fewest_steps,
         host=found.machine,
+        host_name=found.host,
         ops=found.ops,
         groups={number: (name, size) for number, name, size in found.groups},
         dropped=summary.dropped,
@@ -167,8 +171,7 @@ def late_rank_of(
         _by_waiting(world_size, comparable),
     )
     step_ns = quantile_ns(merged_histogram(part.summary.steps for part in parts), 0.5)
-    error = merged_histogram(part.summary.arrival_clock_error for part in parts)
-    error_ns = quantile_ns(error, 0.95) if error.count else 0.0  # 0: all share one clock
+    error_ns = _clock_error_ns(parts)
     # find_late_rank works per row, and a row holds this many steps.
     per_row = steps / max(1, len(waited_for))
 
@@ -184,6 +187,38 @@ def late_rank_of(
         return None
     late = with_cause(begun.waited_for_ns, begun.by_waiting_ns)
     return None if late is None else replace(late, through=begun.through)
+
+
+def slower_ranks_of(
+    world_size: int, parts: Sequence[SummaryPart], clocks_shared: bool, late: int | None
+) -> SlowerRanks | None:
+    """Finds ranks that work longer than all others, see :mod:`commprof.analysis.late.slower_ranks`.
+
+    Returns None if the work or the waiting of a rank is not known.
+
+    Args:
+        world_size: number of ranks of the job.
+        parts: the summaries.
+        clocks_shared: as in :func:`late_rank_of`.
+        late: the rank that is named as late.
+    """
+    steps = min((part.fewest_steps for part in parts), default=0)
+    listed = [rank for part in parts for rank in part.listed]
+    is_known = clocks_shared or all(_comparable(part.summary) for part in parts)
+    if not steps or sorted(listed) != list(range(world_size)) or not is_known:
+        return None
+    work_ns = np.array([work for part in parts for work in part.work_ns])[:, :, np.newaxis]
+    caused_ns = _waited_for(world_size, parts).sum(axis=0) / steps
+    hosts = {rank: part.host_name for part in parts for rank in part.listed}
+    step_ns = quantile_ns(merged_histogram(part.summary.steps for part in parts), 0.5)
+    error_ns = _clock_error_ns(parts)
+    return slower_ranks(work_ns, caused_ns, listed, hosts, step_ns, error_ns, late)
+
+
+def _clock_error_ns(parts: Sequence[SummaryPart]) -> float:
+    """Returns the bound on the error of most arrivals; 0 if all ranks share one clock."""
+    error = merged_histogram(part.summary.arrival_clock_error for part in parts)
+    return quantile_ns(error, 0.95) if error.count else 0.0
 
 
 def _with_cause(
@@ -342,6 +377,8 @@ def _merged(
 ) -> SummaryResult:
     """Merges the summaries of ranks or hosts, without cross-checks."""
     summaries = [part.summary for part in parts]
+    shared = share_a_clock(parts)
+    slower = slower_ranks_of(world_size, parts, shared, late.rank if late else None)
     steps = merged_histogram(summary.steps for summary in summaries)
     exposed = merged_histogram(summary.exposed for summary in summaries)
     clock_error = merged_histogram(summary.arrival_clock_error for summary in summaries)
@@ -390,6 +427,7 @@ def _merged(
         ),
         last=last_rows(summaries),
         late_rank=late,
+        slower_ranks=slower,
         operations=_operations(parts),
         moved=sum(summary.moved for summary in summaries),
         dropped_records=sum(part.dropped for part in parts),

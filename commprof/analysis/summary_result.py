@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.collectives.apart import TrainedApart
+from commprof.analysis.late.slower_ranks import SlowerRanks
 from commprof.field_groups import FieldGroup
 
 
@@ -166,6 +167,8 @@ class SummaryResult:
     arrivals: SummaryArrivals
     last: tuple[LastRow, ...]
     late_rank: SummaryLateRank | None
+    #: Several ranks that work longer than all others; None if there are none.
+    slower_ranks: SlowerRanks | None
     #: Sorted by total time from issue to completion, largest first.
     operations: tuple[OperationRow, ...]
     #: Number of operations that count in rows without a group.

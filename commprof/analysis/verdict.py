@@ -336,12 +336,7 @@ def _unseen_forward(world: WorldResult, binding: Binding) -> list[str]:
 def _late(world: WorldResult, step: MeanStep) -> list[str]:
     late, slower = world.lateness.late_rank, world.lateness.slower
     if slower is not None:
-        where = f" {where}" if (where := fell_behind(slower.phase)) else ""
-        return [
-            f"{slower.named[0].upper()}{slower.named[1:]} fall behind{where} by "
-            f"{in_ms(slower.longer_ms)} or more per step: each other rank waits "
-            f"{in_ms(slower.wait_ms)} per step for them, {slower.share:.0%} of all waiting."
-        ]
+        return [f"{slower.told[0].upper()}{slower.told[1:]}."]
     if late is None:
         if not world.evidence.supports(Figure.NOBODY_LATE):
             return []

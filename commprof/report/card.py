@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 
 from commprof.analysis.card import Card, CardCommunication, CardPart, CardRank, CardSize
-from commprof.analysis.late.slower_ranks import SlowerRanks
-from commprof.analysis.late.stragglers import fell_behind
 from commprof.report.one_screen import LINES, WIDTH, command_lines, cut, prose, whole
 from commprof.text import counted, in_bytes, in_ms, listed, plain_digits
 
@@ -131,7 +129,7 @@ def _whom(card: Card) -> list[tuple[str, str]]:
     if lateness.late is None and card.world_size < 2:
         return []
     if lateness.slower is not None:
-        answer = _slower(lateness.slower)
+        answer = lateness.slower.told
     elif lateness.late is not None:
         answer = _late(lateness.late)
     elif communication.exposed_ms == 0:
@@ -144,14 +142,6 @@ def _whom(card: Card) -> list[tuple[str, str]]:
         why = lateness.nobody_late_lacks
         answer = "not known" if why == communication.exposed_lacks else f"not known: {why}"
     return [("Waited for", answer)]
-
-
-def _slower(slower: SlowerRanks) -> str:
-    where = f" {where}" if (where := fell_behind(slower.phase)) else ""
-    return (
-        f"{slower.named} fall behind{where} by {in_ms(slower.longer_ms)} or more per step: "
-        f"{in_ms(slower.wait_ms)} per step and waiting rank, {slower.share:.0%} of all waiting"
-    )
 
 
 def _late(late: CardRank) -> str:

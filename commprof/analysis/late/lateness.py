@@ -147,7 +147,9 @@ def lateness(
         late = late_rank(caused, by_waiting, origin_ns, seen.ranks, step_ns, error_ns)
         if not math.isnan(error_ns) and not _waits_for_messages(seen):
             hosts = {rank: _host(run.traces[rank]) for rank in seen.ranks}
-            slower = slower_ranks(origin_ns, of_ranks(caused), seen.ranks, hosts, step_ns, late)
+            caused_ns, latest = of_ranks(caused).mean(axis=0), late.rank if late else None
+            found_in = origin_ns, caused_ns, seen.ranks, hosts, step_ns
+            slower = slower_ranks(*found_in, error_ns, latest)
     if late is not None and late.phase == "other" and any(map(_lacks_phases, seen.measured)):
         late = replace(late, phase=None, phase_share=math.nan)  # "other" includes unknown phases
     if slower is not None and slower.phase == "other" and any(map(_lacks_phases, seen.measured)):

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.late.stragglers import MOST_WAITING, OF_STEP, OF_STEPS, LateRank
+from commprof.analysis.late.stragglers import MOST_WAITING, OF_STEP, OF_STEPS, fell_behind
 from commprof.analysis.step.exposure import ORIGINS
 from commprof.stats.outliers import standing_out
-from commprof.text import counted, listed, named_ranks
+from commprof.text import counted, in_ms, listed, named_ranks
 from commprof.units import ns_to_ms
 
 Floats = npt.NDArray[np.float64]
@@ -58,31 +58,44 @@ class SlowerRanks:
             return f"{ranks} (all of {counted(len(self.hosts), 'host')})"
         return f"{ranks} (all of host{'s' * (len(self.hosts) > 1)} {listed(self.hosts)})"
 
+    @property
+    def told(self) -> str:
+        """A sentence without a full stop, that begins with "ranks"."""
+        where = f" {where}" if (where := fell_behind(self.phase)) else ""
+        return (
+            f"{self.named} fall behind{where} by {in_ms(self.longer_ms)} or more per step: each "
+            f"other rank waits {in_ms(self.wait_ms)} per step for them, {self.share:.0%} of all "
+            "waiting"
+        )
+
 
 def slower_ranks(
     work_ns: Floats,
-    waited_for_ns: Floats,
+    caused_ns: Floats,
     ranks: Sequence[int],
     host_of: Mapping[int, str],
     step_ns: float,
-    late: LateRank | None,
+    clock_error_ns: float,
+    late: int | None,
 ) -> SlowerRanks | None:
     """Returns two or more ranks that work longer than all others; None if there are none.
 
     Args:
-        work_ns: ``[rank, origin, step]`` as in ``stragglers.find_slow_rank``.
-        waited_for_ns: ``[step, rank]`` as in ``stragglers.find_late_rank``.
+        work_ns: ``[rank, origin, step]`` as in ``stragglers.find_slow_rank``; or means over steps,
+            as if of one step.
+        caused_ns: waiting per step that each rank of the job caused, summed over the waiting ranks.
         ranks: global rank of each row of ``work_ns``.
         host_of: host name of each of these ranks.
         step_ns: median step time.
-        late: the rank that is named as late; it must be one of the slower ranks.
+        clock_error_ns: bound on the error of a rank's clock; the waiting must exceed twice this.
+        late: the rank that is named as late, which must be one of the slower ranks; or None.
 
     The ranks' median work is compared: the slower ranks stand out from the spread of the others.
     Each of them works longer than the others' median by 2 % of the step in three of four steps. The
     others wait for them for 2 % of the step or more, which is 60 % or more of all waiting.
     """
     count, _, steps = work_ns.shape
-    if not steps or not waited_for_ns.sum() > 0:
+    if not steps or not caused_ns.sum() > 0:
         return None
     own_ns = work_ns.sum(axis=1)
     typical = np.median(own_ns, axis=1)
@@ -96,14 +109,12 @@ def slower_ranks(
     excess = np.median(beyond, axis=1)
     slower = tuple(sorted(ranks[row] for row in rows))
     if late is not None and (
-        late.rank not in slower
-        or excess.min() < _NEARLY * excess[rows.index(ranks.index(late.rank))]
+        late not in slower or excess.min() < _NEARLY * excess[rows.index(ranks.index(late))]
     ):
         return None
-    caused_ns = float(waited_for_ns[:, list(slower)].sum())
-    share = caused_ns / float(waited_for_ns.sum())
-    wait_ns = caused_ns / steps / (waited_for_ns.shape[1] - len(slower))
-    if share < MOST_WAITING or wait_ns < OF_STEP * step_ns:
+    share = float(caused_ns[list(slower)].sum() / caused_ns.sum())
+    wait_ns = float(caused_ns[list(slower)].sum()) / (len(caused_ns) - len(slower))
+    if share < MOST_WAITING or wait_ns < max(OF_STEP * step_ns, 2 * clock_error_ns):
         return None
     by_phase = np.median(work_ns[rows], axis=2).mean(axis=0)
     by_phase -= np.median(work_ns[others], axis=2).mean(axis=0)

@@ -154,7 +154,9 @@ def _about_waiting(summary: SummaryResult) -> list[str]:
     """Returns sentences on the late rank, and on collectives whose last arrival is unknown."""
     arrivals = summary.arrivals
     found = []
-    late = summary.late_rank
+    late, slower = summary.late_rank, summary.slower_ranks
+    if slower is not None:
+        found.append(f"{slower.told}.")
     if late is not None:
         is_late = f"rank {late.rank} is late"
         found.append(

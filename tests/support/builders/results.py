@@ -18,6 +18,7 @@ from commprof.analysis.evidence import Evidence
 from commprof.analysis.late.anomalies import COMPUTE, Anomaly
 from commprof.analysis.late.incidents import HangReport, Incidents, StackFile, WatchEvent
 from commprof.analysis.late.last_wait import LastWait
+from commprof.analysis.late.slower_ranks import SlowerRanks
 from commprof.analysis.rank_summary import RankSummary, StepParts
 from commprof.analysis.scaling import RunResult, scale
 from commprof.analysis.step.breakdown import WORTH_A_LOOK
@@ -319,6 +320,7 @@ def summary(world_size: int = 1, **values: Any) -> SummaryResult:
         "arrival_clock_error_us": math.nan,
         "last": (LastRow(1, 0.75, 2.5),),
         "late_rank": SummaryLateRank(1, 7.5, 0.9, 0.0005, 4.5, "data", 0.8, 2, (3,)),
+        "slower_ranks": SlowerRanks((1, 2), ("node-1",), "data", 7.0, 7.5, 0.9),
         "operations": (operation,),
         "moved": 0,
         "dropped_records": 0,

@@ -33,7 +33,7 @@ def write(
     group: int = 1,
     host: str = "b",
 ) -> Path:
-    machine = {**made.metadata()["machine"], "boot_id": host}
+    machine = {**made.metadata()["machine"], "boot_id": host, "hostname": host}
     metadata: dict[str, Any] = {"ops": ["other", "all_reduce"], "machine": machine}
     metadata |= {"rank": rank, "world_size": world_size}
     groups = made.document(made.GROUP_BLOCK, made.group(group, name="dp"))
@@ -326,6 +326,30 @@ def test_the_late_rank_is_named_from_summaries_alone(tmp_path: Path) -> None:
     assert [(row.rank, row.share, row.cost_s) for row in found.last] == [(2, 1.0, 2.4)]
     text = " ".join(table.render(analyse_run(tmp_path), 100).split())
     assert "rank 2 is late: each of the other ranks waits 20.0 ms per step for it, 100% of" in text
+
+
+def test_the_ranks_of_a_slow_host_are_named_from_summaries_alone(tmp_path: Path) -> None:
+    """Backward takes 23 ms on ranks 4 to 7, and 3 ms on the others, which wait for one of them."""
+    for rank in range(8):
+        is_slow = rank >= 4
+        cells = [] if is_slow else [x for at in range(40) for x in (at, 4 + at % 4, 20 * MS)]
+        content = {
+            "steps": document([100 * MS] * 40),
+            "phases": [document([n * MS] * 40) for n in (74, 1, 2, 23 if is_slow else 3, 0)],
+            "exposed": document([0 if is_slow else 20 * MS] * 40),
+            "waited_for": {"block_ns": 1 << 24, "cells": cells},
+            "hosts": state_of(),
+        }
+        path = tmp_path / f"rank_{rank}.trace"
+        blocks = (block(summary(**content)), made.end())
+        write(path, *blocks, rank=rank, world_size=8, host=f"node-{rank // 4}")
+    (found,) = analyse_run(tmp_path).summaries
+    assert found.late_rank is None
+    assert found.slower_ranks is not None
+    assert (found.slower_ranks.hosts, found.slower_ranks.phase) == (("node-1",), "backward")
+    text = " ".join(table.render(analyse_run(tmp_path), 100).split())
+    assert "ranks 4-7 (all of host node-1) fall behind in the backward phase by 20 ms or" in text
+    assert "each other rank waits 20 ms per step for them, 100% of all waiting" in text
 
 
 def test_only_ranks_that_wait_for_the_late_rank_are_counted(tmp_path: Path) -> None:

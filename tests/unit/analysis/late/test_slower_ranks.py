@@ -9,7 +9,6 @@ import pytest
 
 from commprof.analysis.card import card
 from commprof.analysis.late.slower_ranks import SlowerRanks, slower_ranks
-from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.step.exposure import ORIGINS
 from commprof.analysis.step.measured import measured_world
 from commprof.analysis.verdict import verdict
@@ -26,22 +25,18 @@ FORWARD = ORIGINS.index("forward")
 
 
 def slower(
-    extra_ms: dict[int, float], late: LateRank | None = None, steps: int = 20
+    extra_ms: dict[int, float], late: int | None = None, clock_error_ns: float = 0.0
 ) -> SlowerRanks | None:
     """Returns what is found in steps of eight ranks, some of which work longer in forward."""
     random = np.random.default_rng(3)
-    work = random.uniform(0.0, 0.3 * MS, (8, len(ORIGINS), steps))
+    work = random.uniform(0.0, 0.3 * MS, (8, len(ORIGINS), 20))
     for rank, ms in extra_ms.items():
         work[rank, FORWARD] += ms * MS
     own = work.sum(axis=1)
     last = own.argmax(axis=0)
-    waited_for = np.zeros((steps, 8))
-    waited_for[np.arange(steps), last] = (own.max(axis=0) - own).sum(axis=0)
-    return slower_ranks(work, waited_for, range(8), HOSTS, STEP, late)
-
-
-def late_rank(rank: int) -> LateRank:
-    return LateRank(rank, 9.0 * MS, 1.0, 0.001, 20, 20, 1.0)
+    waited_for = np.zeros((20, 8))
+    waited_for[np.arange(20), last] = (own.max(axis=0) - own).sum(axis=0)
+    return slower_ranks(work, waited_for.mean(axis=0), range(8), HOSTS, STEP, clock_error_ns, late)
 
 
 @pytest.mark.parametrize(
@@ -69,11 +64,16 @@ def test_ranks_that_work_longer_than_all_others_are_found(
 
 
 def test_beside_a_late_rank_those_that_are_nearly_as_late_are_found() -> None:
-    both = slower({1: 10.0, 6: 8.0}, late_rank(1))
+    both = slower({1: 10.0, 6: 8.0}, 1)
     assert both is not None
     assert both.ranks == (1, 6)
-    assert slower({1: 10.0, 6: 4.0}, late_rank(1)) is None  # to mend rank 1 wins most
-    assert slower({1: 10.0, 6: 8.0}, late_rank(3)) is None
+    assert slower({1: 10.0, 6: 4.0}, 1) is None  # to mend rank 1 wins most
+    assert slower({1: 10.0, 6: 8.0}, 3) is None
+
+
+def test_waits_within_the_error_of_two_clocks_name_nobody() -> None:
+    assert slower({1: 10.0, 6: 8.0}, clock_error_ns=3.0 * MS) is not None
+    assert slower({1: 10.0, 6: 8.0}, clock_error_ns=6.0 * MS) is None
 
 
 def test_steps_of_ranks_that_are_alike_name_nobody() -> None:
@@ -81,7 +81,7 @@ def test_steps_of_ranks_that_are_alike_name_nobody() -> None:
     for _ in range(200):
         work = random.lognormal(1.0, 1.0, (16, len(ORIGINS), 12)) * MS
         waited = random.uniform(0, 1, (12, 16)) * 100 * MS
-        assert slower_ranks(work, waited, range(16), {}, STEP, None) is None
+        assert slower_ranks(work, waited.mean(axis=0), range(16), {}, STEP, 0.0, None) is None
 
 
 def test_the_first_screen_names_the_slow_host() -> None:
