@@ -172,7 +172,9 @@ def _judged_job(seed: int, folder: Path) -> dict[str, Any]:
     shutil.rmtree(folder)
     lowest = result.lowest.lowest_bandwidth
     found_us, true_us = _waits_us(job, result)
-    named = sorted(one.process.pid - 1000 for one in result.late)
+    waited_for = [late.process for late in result.late]
+    waited_for += [] if result.slower is None else result.slower.processes
+    named = sorted(process.pid - 1000 for process in waited_for)
     return {
         "seed": seed,
         **about,

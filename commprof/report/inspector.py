@@ -16,11 +16,12 @@ from commprof.analysis.inspector.result import (
     ProcessRow,
     StepRow,
 )
+from commprof.analysis.inspector.slower_processes import SlowerProcesses
 from commprof.field_groups import plain_fields
 from commprof.files import plain
 from commprof.report.section import Section
 from commprof.report.tabulated import Grid, not_shown, tabulated, three_digits
-from commprof.text import counted, fitted, plain_digits, printable, wrapped
+from commprof.text import counted, fitted, listed, plain_digits, plural, printable, wrapped
 
 SCHEMA_VERSION = 1
 _OPERATIONS = """\
@@ -122,7 +123,9 @@ def sentences(result: InspectorResult) -> list[str]:
     bound = "at least " if result.is_lower_bound else ""
     missing = "as records are missing, and " if result.is_lower_bound else ""
     found = [_late(late, result) for late in result.late]
-    if not found:
+    if result.slower is not None:
+        found = [told_slower(result.slower)]
+    elif not found:
         found = [f"No process stands out as the one that the others wait for{_most(result)}."]
     found.append(
         f"On average a process spends {_seconds(result.mean.time_s)} in collectives and messages: "
@@ -137,6 +140,8 @@ def sentences(result: InspectorResult) -> list[str]:
             "waiting is not known."
         )
     named = [late.process for late in result.late]
+    if result.slower is not None:
+        named = [*result.slower.processes]
     slowest = result.lowest.lowest_bandwidth
     if named and slowest is not None and slowest not in named:
         found.append(
@@ -144,6 +149,28 @@ def sentences(result: InspectorResult) -> list[str]:
             f"{result.lowest.lowest_waits:.0%} of its time in operations is waiting for others."
         )
     return found
+
+
+def told_slower(slower: SlowerProcesses) -> str:
+    """Returns a sentence on several processes for which the others wait."""
+    return (
+        f"{named_processes(slower)} make the others wait: {slower.share:.0%} of all waiting began "
+        f"with them, {_seconds(slower.wait_per_process_s)} for each other process. They wait only "
+        f"{_seconds(slower.waits_s)} themselves, and each spends at least "
+        f"{_seconds(slower.longer_s)} more outside of all operations than the median of the others."
+    )
+
+
+def named_processes(slower: SlowerProcesses) -> str:
+    """Names processes by their hosts if they are all of these, else some of them."""
+    count = len(slower.processes)
+    if slower.hosts:
+        shown = [*map(printable, slower.hosts[:_MOST_RANKS])]
+        shown += [f"{len(slower.hosts) - _MOST_RANKS} more"] * (len(slower.hosts) > _MOST_RANKS)
+        return f"The {count} processes of {plural(len(slower.hosts), 'host')} {listed(shown)}"
+    shown = [_name(process) for process in slower.processes[:_MOST_RANKS]]
+    shown += [f"{count - _MOST_RANKS} more"] * (count > _MOST_RANKS)
+    return listed(shown)
 
 
 def _most(result: InspectorResult) -> str:
@@ -176,7 +203,9 @@ def compared_waiting(first: InspectorResult, second: InspectorResult) -> list[st
     lines = []
     for name, result in (("A", first), ("B", second)):
         late = " and ".join(_name(one.process) for one in result.late)
-        verb = "make" if len(result.late) > 1 else "makes"
+        verb = "makes" if len(result.late) == 1 else "make"
+        if result.slower is not None:
+            late = named_processes(result.slower)
         said = f"{late} {verb} the others wait" if late else "no process stands out"
         if not result.mean.time_s > 0:
             lines.append(f"Waiting in {name}: not known.")

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from commprof.analysis.inspector.live import InspectorState, LiveProcess
+from commprof.report.inspector import named_processes
 from commprof.report.tabulated import tabulated, three_digits
 from commprof.text import counted, printable
 
@@ -42,6 +43,11 @@ def inspector_waiting_frame(folder: str, width: int, problems: Sequence[str]) ->
 def _verdict(state: InspectorState) -> list[str]:
     if not state.calls:
         return ["No call is complete on all ranks yet."]
+    if state.slower is not None:
+        return [
+            f"{named_processes(state.slower)} make the others wait: {state.slower.share:.0%} of "
+            "the recent waiting began with them."
+        ]
     if not state.late:
         return ["No process stands out as the one that the others wait for."]
     of_recorded = " (of the recorded ranks)" if state.is_lower_bound else ""
@@ -54,7 +60,7 @@ def _verdict(state: InspectorState) -> list[str]:
 
 def _processes(state: InspectorState) -> list[str]:
     most = sorted(state.processes, key=lambda one: -one.recent_caused_s)
-    late = {one.process for one in state.late}
+    late = state.waited_for
     rows = [_process(one, one.process in late) for one in most[:_MOST_PROCESSES]]
     headers = ("process", "rank", "is", "caused", "waited", "of its time", "caused in all")
     more = len(most) - len(rows)

@@ -33,6 +33,7 @@ from commprof.analysis.inspector.result import (
     time_by_process,
     world_ranks,
 )
+from commprof.analysis.inspector.slower_processes import SlowerProcesses, slower_processes
 from commprof.recordings.inspector_tail import InspectorTail, holds_logs
 from commprof.text import counted
 
@@ -88,6 +89,8 @@ class InspectorState:
     time_s: float
     processes: tuple[LiveProcess, ...]
     late: tuple[LateProcess, ...]
+    #: Processes that work longer than all others in these parts, if none is late.
+    slower: SlowerProcesses | None
     communicators: int
     #: Number of calls counted so far; the next field is the number of missing records of these
     #: calls.
@@ -101,6 +104,12 @@ class InspectorState:
     is_lower_bound: bool
     #: Caveats, as sentences without a full stop.
     problems: tuple[str, ...]
+
+    @property
+    def waited_for(self) -> frozenset[Process]:
+        """The processes that make the others wait."""
+        slower = () if self.slower is None else self.slower.processes
+        return frozenset((*(late.process for late in self.late), *slower))
 
 
 @dataclass
@@ -172,6 +181,7 @@ class LiveLogs:
         #: µs.
         self._recent_us: Floats = np.zeros((3, 0))
         self._late: tuple[LateProcess, ...] = ()
+        self._slower: SlowerProcesses | None = None
         #: Waiting by group; the next attribute is the time by process. Both are of the current part
         #: of the run.
         self._groups: dict[tuple[str | int, ...], WaitingGroup] = {}
@@ -373,6 +383,9 @@ class LiveLogs:
         # The processes write at different times, so a part's end may be off by one write.
         uneven = 0.0 if self._is_snapshot else 1 / _WRITES_A_PART
         self._late = late_processes(job, found, time_us, operation_us, uneven)
+        self._slower = None
+        if not self._late:
+            self._slower = slower_processes(job, found, time_us, operation_us)
         self._recent_us = np.array([time_us, waited.sum(axis=0), began.sum(axis=0)])
 
     def _state(self) -> InspectorState:
@@ -397,6 +410,7 @@ class LiveLogs:
                 for process, place in self._processes.items()
             ),
             late=self._late,
+            slower=self._slower,
             communicators=len(self._newest),
             calls=totals.calls,
             lost_records=totals.lost,

@@ -29,6 +29,7 @@ from commprof.analysis.inspector.own_time import (
     operation_time,
     own_time,
 )
+from commprof.analysis.inspector.slower_processes import SlowerProcesses, slower_processes
 from commprof.analysis.inspector.steps import steps_of
 from commprof.field_groups import FieldGroup
 from commprof.recordings.inspector import InspectorLogs, Progress, read_logs
@@ -173,6 +174,8 @@ class InspectorResult:
     #: None if it is not known which calls make a step.
     step: StepRow | None
     late: tuple[LateProcess, ...]
+    #: Processes that work longer than all others; None if there are none, or if some are late.
+    slower: SlowerProcesses | None
     lowest: LowestBandwidth
     kinds: tuple[KindRow, ...]
     process_rows: tuple[ProcessRow, ...]
@@ -227,6 +230,7 @@ def result_of(logs: InspectorLogs, job: InspectedJob) -> InspectorResult:
         ),
         step=_step(job, float(time_us.sum()) / count, float(waited_us.sum()) / count),
         late=late,
+        slower=None if late else slower_processes(job, traced, time_us, operation_us),
         lowest=_lowest_bandwidth(job, time_us, waited_us),
         kinds=kind_rows(job.communicators),
         process_rows=_process_rows(job, traced, time_us, unsplit_us),

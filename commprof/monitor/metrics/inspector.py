@@ -47,9 +47,8 @@ def _processes(value: Callable[[LiveProcess], float]) -> Callable[[InspectorStat
 
 
 def _late(state: InspectorState) -> Values:
-    late = {live.process for live in state.late}
     for live in _here(state):
-        yield _labels(live), float(live.process in late)
+        yield _labels(live), float(live.process in state.waited_for)
 
 
 def _kinds(value: Callable[[KindRow], float]) -> Callable[[InspectorState], Values]:

@@ -521,11 +521,30 @@ def test_a_process_that_is_late_in_one_series_is_named_by_its_own_time(
     assert late.late_parts < late.parts
 
 
+@pytest.mark.parametrize(("tp", "dp", "pp"), [(8, 4, 1), (1, 16, 1), (4, 4, 2)])
+def test_the_processes_of_a_slow_host_are_named_together(
+    tmp_path: Path, tp: int, dp: int, pp: int
+) -> None:
+    """The second host's eight processes work 2 ms longer in each of 60 steps."""
+    slow_us = dict.fromkeys(range(8, 16), 2000.0)
+    simulate(tp, dp, pp, steps=60, slow_us=slow_us, seed=1).write(tmp_path, "v4.3")
+    result = inspector_result(tmp_path)
+    assert result.late == ()
+    assert result.slower is not None
+    assert result.slower.hosts == ("host001",)
+    assert result.slower.longer_s == pytest.approx(0.12, abs=0.01)
+    text = " ".join(render(result, 100).split())
+    assert text.count("The 8 processes of host host001 make the others wait: ") == 1
+    assert "It is not slow" in text
+    assert "No process stands out" not in text
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_nobody_is_accused_in_a_job_without_late_processes(tmp_path: Path, seed: int) -> None:
     tp, dp, pp = [(1, 8, 1), (2, 4, 1), (4, 4, 1), (2, 4, 2), (8, 4, 1)][seed % 5]
     simulate(tp, dp, pp, steps=60, lost=0.1 * (seed % 2), seed=seed).write(tmp_path)
-    assert inspector_result(tmp_path).late == ()
+    result = inspector_result(tmp_path)
+    assert (result.late, result.slower) == ((), None)
 
 
 @pytest.mark.parametrize(("seed", "late_us"), [(1142, {0: 1418.0}), (1094, {3: 2708.0, 14: 887.0})])

@@ -1,0 +1,91 @@
+"""Several processes that work longer than all others, such as those of a slow host.
+
+The others wait for all of them, and each comes last now and then, so no process stands out by the
+waiting that it causes. But all of them spend less time in operations than the others, see
+:mod:`commprof.analysis.inspector.own_time`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.inspector.communicators import InspectedJob, Process, process_sets
+from commprof.analysis.inspector.origins import InspectedOrigins
+from commprof.analysis.late.stragglers import MOST_WAITING, OF_STEP
+from commprof.stats.outliers import standing_out
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SlowerProcesses:
+    """Two or more processes, at most half of those that exchange data, that work longer."""
+
+    processes: tuple[Process, ...]
+    #: Hosts of which these are all processes; empty if they are not those of whole hosts.
+    hosts: tuple[str, ...]
+    #: By how much each of them spends more time outside of all operations than the median of the
+    #: others: the least of these times.
+    longer_s: float
+    #: Waiting that began with them, summed over the waiting processes, and its fraction of all
+    #: waiting; next, the same waiting as a mean over the other processes.
+    wait_s: float
+    share: float
+    wait_per_process_s: float
+    #: Their own waiting, a mean.
+    waits_s: float
+
+
+def slower_processes(
+    job: InspectedJob, traced: InspectedOrigins, time_us: Floats, operation_us: Floats
+) -> SlowerProcesses | None:
+    """Returns the processes that work longer than all others; None if there are none.
+
+    Args:
+        job: the processes and communicators.
+        traced: where the job's waiting began.
+        time_us: time of each process in operations whose waiting is known.
+        operation_us: result of :func:`commprof.analysis.inspector.own_time.operation_time`.
+
+    Their time outside of operations stands out from the spread of the others. At least 60 % of the
+    waiting of the processes with which they exchange data began with them, and each of these waits
+    for at least 2 % of its time in operations.
+    """
+    sets = process_sets(job.communicators, len(job.processes))
+    for number in np.unique(sets).tolist():
+        of_set = np.flatnonzero(sets == number)
+        own_us = np.median(operation_us[of_set]) - operation_us[of_set]
+        standing = standing_out(own_us, len(of_set) // 2)
+        if len(standing) < 2:
+            continue
+        slower = np.sort(of_set[standing])
+        others = np.setdiff1d(of_set, slower)
+        began_us = traced.began_us.sum(axis=0)
+        waited_us = traced.waited_us.sum(axis=0)
+        wait_us = float(began_us[slower].sum())
+        share = wait_us / float(waited_us[of_set].sum()) if waited_us[of_set].any() else 0.0
+        if share < MOST_WAITING or wait_us < OF_STEP * float(time_us[others].sum()):
+            continue
+        longer_us = np.median(operation_us[others]) - operation_us[slower]
+        return SlowerProcesses(
+            processes=tuple(job.processes[place] for place in slower.tolist()),
+            hosts=_whole_hosts(job, slower, of_set),
+            longer_s=float(longer_us.min()) / 1e6,
+            wait_s=wait_us / 1e6,
+            share=share,
+            wait_per_process_s=wait_us / len(others) / 1e6,
+            waits_s=float(waited_us[slower].mean()) / 1e6,
+        )
+    return None
+
+
+def _whole_hosts(
+    job: InspectedJob, slower: npt.NDArray[np.int64], of_set: npt.NDArray[np.int64]
+) -> tuple[str, ...]:
+    theirs = {job.processes[place].host for place in slower.tolist()}
+    all_hosts = [job.processes[place].host for place in of_set.tolist()]
+    is_whole = sum(host in theirs for host in all_hosts) == len(slower)
+    return tuple(sorted(theirs)) if is_whole and len(theirs) < len({*all_hosts}) else ()
