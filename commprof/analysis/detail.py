@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from commprof.analysis.collectives.in_flight import StepTimesInFlight, step_times_in_flight
-from commprof.analysis.step.breakdown import Breakdown, Floats
+from commprof.analysis.step.breakdown import Floats
 from commprof.analysis.step.measured import MeasuredSteps, MeasuredWorld, slowest_ns
+from commprof.analysis.step.rank_parts import PairWaits
 from commprof.analysis.timeline.drawn_timeline import Timeline, timeline
 from commprof.trace.columns import Ints, of_kind
 from commprof.trace.run.run_directory import WorldRun
@@ -25,6 +26,10 @@ PARTS = (
     *("step", "data", "forward", "backward", "exposed", "optimizer", "other"),
     *("wait", "transfer", "hidden", *OF_OTHER),
 )
+
+
+#: Names of these parts in ``Breakdown.part_ns``, where they differ.
+_PARTS = {"step": "wall"}
 
 
 class Later:
@@ -81,8 +86,8 @@ class WorldDetail:
     #: Per step: mean over ranks of the step time without run delay, that is, without the time in
     #: which the rank, or a rank that it waited for, could run but had no core.
     with_cores_ms: Floats
-    #: ``[rank, culprit]``: mean waiting per step of each of ``ranks`` for each global rank.
-    waited_for_ms: Floats
+    #: Waiting of each of ``ranks`` for each global rank, summed over the steps; None if unknown.
+    waited_for: PairWaits | None
     #: Makes :attr:`timeline` and :attr:`in_flight`. This takes long, and few reports need them.
     drawn: Later
     #: True if times of different ranks can be compared.
@@ -92,6 +97,13 @@ class WorldDetail:
     #: Fraction of the ranks' time outside of waiting in which they could run but had no core; 0 if
     #: the kernel does not count this, NaN on GPUs and for recordings of other profilers.
     no_core_share: float = 0.0
+
+    @property
+    def waited_for_ms(self) -> Floats:
+        """``[rank, culprit]``: mean waiting per step of each of ``ranks`` for each global rank."""
+        if self.waited_for is None:
+            return np.full((len(self.ranks), self.world_size), math.nan)
+        return self.waited_for.table_ns() / max(1, len(self.steps)) / NS_PER_MS
 
     @property
     def timeline(self) -> Timeline:
@@ -118,24 +130,22 @@ class WorldDetail:
         return replace(
             self,
             parts_ms={**self.parts_ms, **dict.fromkeys(names, unknown)},
-            waited_for_ms=np.full_like(self.waited_for_ms, math.nan),
+            waited_for=None,
         )
 
 
 def world_detail(run: WorldRun, seen: MeasuredWorld) -> WorldDetail:
     """Returns the figures of each measured step of one world size."""
     measured = seen.all_steps.measured
-    parts = {name: np.stack([_part(part, name) for part in measured]) / NS_PER_MS for name in PARTS}
-    steps = measured[0].step
-    waited = np.stack([part.caused.by_rank_ns() for part in measured])
+    parts = {name: measured.table(_PARTS.get(name, name)) / NS_PER_MS for name in PARTS}
     return WorldDetail(
         world_size=run.world_size,
         ranks=tuple(seen.ranks),
-        steps=steps,
+        steps=measured.step,
         parts_ms=parts,
         slowest_ms=slowest_ns(measured) / NS_PER_MS,
-        with_cores_ms=np.mean([part.with_cores_ns for part in measured], axis=0) / NS_PER_MS,
-        waited_for_ms=waited / max(1, len(steps)) / NS_PER_MS,
+        with_cores_ms=measured.column(lambda part: part.with_cores_ns).mean(axis=0) / NS_PER_MS,
+        waited_for=measured.pair_waits(seen.ranks),
         drawn=Later(seen),
         clocks_shared=seen.clocks_shared,
         epoch_samples=_epoch_samples(run),
@@ -149,13 +159,11 @@ def _no_core_share(seen: MeasuredSteps) -> float:
     ):
         # other profilers do not record run delay; and a host's delay need not delay its GPU
         return math.nan
-    work = sum(float(part.work_ns.sum()) for part in seen.measured)
-    delay = sum(float(part.host.run_delay_ns.sum()) for part in seen.measured)
+    work, delay = (
+        sum(seen.measured.column(of_block).reshape(len(seen.ranks), -1).sum(axis=1).tolist())
+        for of_block in (lambda part: part.work_ns, lambda part: part.host.run_delay_ns)
+    )
     return delay / work if work > 0 else 0.0
-
-
-def _part(part: Breakdown, name: str) -> Floats:
-    return part.part_ns("wall" if name == "step" else name)
 
 
 def _epoch_samples(run: WorldRun) -> float:

@@ -261,8 +261,8 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
     """Examines which data the recordings of one world size hold."""
     traces, world_size = seen.recorded, seen.recorded[0].world_size
     exposed_ms, unsplit_ms, step_ms = (
-        ns_to_ms(sum(float(part.part_ns(name).sum()) for part in seen.measured))
-        / max(1, sum(len(part.step) for part in seen.measured))
+        ns_to_ms(sum(seen.measured.sums(name)))
+        / max(1, len(seen.measured) * len(seen.measured.step))
         for name in ("exposed", "unsplit", "wall")
     )
     missing = sorted(set(range(world_size)).difference(seen.ranks))
@@ -284,7 +284,7 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
             # work is missing.
             work=not any(map(_lacks_work, traces)) or all(map(_lacks_work, traces)),
             collectives=not by_python or world_size < 2 or any(map(len, seen.tables)),
-            forward=any(float(part.work.forward_ns.sum()) > 0 for part in seen.measured),
+            forward=any(total_ns > 0 for total_ns in seen.measured.sums("forward")),
             job_size=all(rank.job_size for rank in facts),
         ),
         device_timing=DeviceTiming(
@@ -295,9 +295,9 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
         split=KnownSplit(
             exposed_ms=exposed_ms,
             unsplit_ms=unsplit_ms,
-            waiting_known=not all(
-                np.isnan(part.wait_ns[part.exposed_ns > 0]).all() for part in seen.measured
-            ),
+            waiting_known=not np.isnan(
+                seen.measured.table("wait")[seen.measured.table("exposed") > 0]
+            ).all(),
         ),
         lost=LostRecords(max(map(_lost_share, seen.all_steps.recorded)), *_lacking_calls(seen)),
     )
@@ -319,7 +319,7 @@ def _lacking_calls(seen: MeasuredWorld) -> tuple[int, float]:
         if has_small and (0 in sizes[place] or not sizes[place]):
             continue
         steps = columns.steps(trace)
-        chosen = is_in(steps.index, seen.measured[place].step)
+        chosen = is_in(steps.index, seen.measured.step)
         inside = row_containing(steps.begin_ns[chosen], steps.end_ns[chosen], table.issue_ns) >= 0
         mine = inside & ~among(table.op, *POINT_TO_POINT)
         if has_small:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from commprof.analysis.align.interfaces import machine_of
 from commprof.analysis.collectives.devices import DeviceTelemetry, KernelTimes, device_telemetry
 from commprof.analysis.step.breakdown import Breakdown, mean_of_known, means_of_known
+from commprof.analysis.step.rank_parts import RankParts
 from commprof.trace.columns import Ints
 from commprof.trace.run.run_directory import WorldRun
 from commprof.units import NS_PER_MS, ns_to_ms, ns_to_s
@@ -151,11 +151,10 @@ def _bytes(result: Mapping[str, Any] | None, key: str) -> float:
 
 def step_parts(of_ranks: Sequence[Breakdown]) -> list[StepParts]:
     """Computes the mean step of each rank; all have the same steps."""
-    if not len(of_ranks[0].step):
-        return [StepParts(**{field.name: math.nan for field in fields(StepParts)})] * len(of_ranks)
-
-    def stacked(name: str) -> npt.NDArray[np.float64]:
-        return np.stack([part.part_ns(name) for part in of_ranks])
+    parts = RankParts.of(of_ranks)
+    if not len(parts.step):
+        return [StepParts(**{field.name: math.nan for field in fields(StepParts)})] * len(parts)
+    stacked = parts.table
 
     def mean_ms(name: str) -> list[float]:
         means = (stacked(name).mean(axis=1) / NS_PER_MS).tolist()

@@ -80,8 +80,8 @@ def world_recording(run: WorldRun, seen: MeasuredWorld) -> WorldRecording:
 
 def _stretches(sample: MeasuredSteps, whole: MeasuredSteps) -> tuple[tuple[int, int], ...]:
     """Returns the first and last step number of each stretch of consecutive steps in a sample."""
-    step = sample.measured[0].step
-    places = np.searchsorted(whole.measured[0].step, step)
+    step = sample.measured.step
+    places = np.searchsorted(whole.measured.step, step)
     cuts = np.flatnonzero(np.diff(places) != 1) + 1
     return tuple((int(part[0]), int(part[-1])) for part in np.split(step, cuts))
 

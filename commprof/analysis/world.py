@@ -95,11 +95,11 @@ def world_result(run: WorldRun, seen: MeasuredWorld, steps_only: bool = False) -
         parts=mean_parts([rank.parts for rank in ranks]),
         imbalance=_imbalance(ranks),
         timing=timing,
-        training=training_account(run, ranks, whole.measured[0].step),
+        training=training_account(run, ranks, whole.measured.step),
         recording=recording,
         evidence=evidence,
         profiler_cost=profiler_cost(run, whole),
-        communication=Communication(call_steps=len(seen.measured[0].step)),
+        communication=Communication(call_steps=len(seen.measured.step)),
         lateness=Lateness(),
     )
     if steps_only:
@@ -127,10 +127,10 @@ def _with_calls(result: WorldResult, run: WorldRun, seen: MeasuredWorld) -> Worl
 
 
 def _rank_summaries(run: WorldRun, seen: MeasuredWorld) -> tuple[RankSummary, ...]:
-    step = seen.measured[0].step
+    step = seen.measured.step
     kernels = kernel_times(seen.matching, seen.traces, seen.tables, step, seen.clocks_shared)
     whole = seen.all_steps
-    samples = samples_read(whole.on_host, whole.measured[0].step)
+    samples = samples_read(whole.on_host, whole.measured.step)
     columns = seen.ranks, whole.measured, step_parts(whole.measured), samples, kernels
     return tuple(
         replace(rank_summary(run, rank, part, parts, read), kernels=of_rank)

@@ -295,7 +295,7 @@ class Facts:
     @cached_property
     def step_ns(self) -> float:
         """Mean step over ranks and measured steps."""
-        return float(np.mean([part.wall_ns.mean() for part in self.seen.measured]))
+        return float(self.seen.measured.table("wall").mean(axis=1).mean())
 
     @cached_property
     def script(self) -> Script:
@@ -305,7 +305,7 @@ class Facts:
     @property
     def steps(self) -> int:
         """Number of measured steps."""
-        return len(self.seen.measured[0].step)
+        return len(self.seen.measured.step)
 
     def share(self, total_ns: Sequence[float]) -> float:
         """Fraction of the mean step, from each rank's total time over all measured steps."""

@@ -43,7 +43,8 @@ def without_core(facts: Facts) -> float:
     """Fraction of the step in which training threads were ready to run and had no core."""
     parts = facts.world.parts
     waiting = 0.0 if math.isnan(parts.no_core_ms) else parts.no_core_ms / parts.step_ms
-    working = [float(part.host.run_delay_ns.sum()) for part in facts.seen.measured]
+    delay_ns = facts.seen.measured.column(lambda part: part.host.run_delay_ns)
+    working = delay_ns.reshape(len(delay_ns), -1).sum(axis=1).tolist()
     return waiting + facts.share(working)
 
 

@@ -12,7 +12,6 @@ from commprof.analysis.late.stragglers import of_ranks
 from commprof.analysis.named_cause import Saving
 from commprof.analysis.replay.gains import saved_by
 from commprof.analysis.replay.program import replayed_steps
-from commprof.analysis.step.breakdown import caused_in_all
 from commprof.analysis.step.exposure import NO_CORE
 from commprof.stats.intervals import robust_deviation
 from commprof.trace.schema import PHASES
@@ -67,7 +66,7 @@ def saving_without(
     base = None if recorded is None else recorded.step_ns()
     if recorded is not None and base is not None:
         chosen = np.concatenate(replayed_steps(facts.seen))
-        used = np.isin(facts.seen.measured[0].step, chosen)
+        used = np.isin(facts.seen.measured.step, chosen)
         own_ns = recorded.own_ns.copy()
         divided_ns = np.zeros(len(chosen))
         for position in places:
@@ -83,7 +82,7 @@ def saving_without(
             # All ranks do their share of the work at the same time, so no rank waits for another.
             changed = changed + is_divided * divided_ns / facts.world.world_size
             return Saving(recorded.saved(base, changed), "replayed")
-    wall = np.mean([part.wall_ns for part in facts.seen.measured], axis=0)
+    wall = facts.seen.measured.table("wall").mean(axis=0)
     cost = steps.cost_ns[list(places)].sum(axis=0)
     cost = cost * (1 - 1 / facts.world.world_size) if is_divided else cost
     return Saving(saved_by(wall, np.maximum(wall - cost, 0.0)), "measured")
@@ -96,17 +95,18 @@ def long_steps(facts: Facts) -> LongSteps | None:
     if len(ranks) < 2 or facts.steps < _STEPS:
         return None
     # [rank, step, phase]; time without a core is the machine's delay, not the rank's work.
-    work = np.stack([np.maximum(p.work_ns.T - p.host.run_delay_ns, 0.0) for p in measured])
+    work_ns = measured.column(lambda part: np.swapaxes(part.work_ns, 1, 2))
+    work = np.maximum(work_ns - measured.column(lambda part: part.host.run_delay_ns), 0.0)
     extra = work - np.median(work, axis=1, keepdims=True)
     own = work.sum(axis=2)
     beyond = own - np.median(own, axis=1, keepdims=True)
     limit = np.array([_DEVIATIONS * robust_deviation(row) for row in own])
-    typical = float(np.median([part.wall_ns for part in measured]))
+    typical = float(np.median(measured.table("wall")))
     least = max(_OF_STEP * typical, ms_to_ns(LEAST_MS))
     is_long = beyond > np.maximum(limit, least)[:, np.newaxis]
     # [step, origin]: sums over all ranks that waited. A table for each waiting rank would hold all
     # pairs of ranks.
-    waited = of_ranks(caused_in_all(measured, np.ones(facts.steps, dtype=np.bool_)))
+    waited = of_ranks(measured.caused_in_all(np.ones(facts.steps, dtype=np.bool_)))
     cost = np.zeros(is_long.shape)
     for position, rank in enumerate(ranks):
         own_ns = measured[position].caused.for_rank_ns(rank, without=NO_CORE)

@@ -71,7 +71,7 @@ def call_columns(seen: MeasuredWorld, evidence: Evidence) -> Iterator[Columns]:
 
     Figures that ``evidence`` does not support are NaN.
     """
-    measured = seen.measured[0].step
+    measured = seen.measured.step
     calls = calls_of(seen.matching, seen.traces, seen.tables, measured, seen.clocks_shared)
     numbers = seen.matching.split(seen.matching.member)
     groups = tuple(group.name for group in seen.matching.groups)

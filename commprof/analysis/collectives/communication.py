@@ -63,7 +63,7 @@ class Communication(FieldGroup):
 
 def communication(run: WorldRun, seen: MeasuredWorld) -> Communication:
     """Returns the collectives, traffic and exchange of parameters at one world size."""
-    traces, tables, step = seen.traces, seen.tables, seen.measured[0].step
+    traces, tables, step = seen.traces, seen.tables, seen.measured.step
     foreign = seen.recorded[0].is_foreign
     return Communication(
         call_steps=len(step),

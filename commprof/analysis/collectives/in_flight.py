@@ -127,7 +127,7 @@ class StepTimesInFlight:
 
 def step_times_in_flight(seen: MeasuredWorld) -> StepTimesInFlight:
     """Sums the times in flight of the calls that were issued in the measured steps."""
-    tables, measured = seen.tables, seen.measured[0].step
+    tables, measured = seen.tables, seen.measured.step
     kind, kinds = _kinds(seen)
     issue_ns, end_ns = joined(tables, "issue_ns"), joined(tables, "end_ns")
     of_ranks = [columns.steps(trace).numbered(measured) for trace in seen.traces]

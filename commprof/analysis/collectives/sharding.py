@@ -102,7 +102,7 @@ def sharding(seen: MeasuredWorld, directory: str = "") -> Sharding | None:
     Returns None if no step was measured, or if no rank issued a reduce-scatter in backward.
     ``directory`` is the run directory, for the ``commprof predict`` command that a report advises.
     """
-    steps = seen.measured[0].step
+    steps = seen.measured.step
     if not len(steps) or not any(_is_sharded(table) for table in seen.tables):
         return None
     rows = [

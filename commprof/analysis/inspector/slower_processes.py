@@ -71,7 +71,7 @@ def slower_processes(
             continue
         longer_us = np.median(operation_us[others]) - operation_us[slower]
         return SlowerProcesses(
-            processes=tuple(job.processes[place] for place in slower.tolist()),
+            processes=tuple(job.processes[index] for index in slower.tolist()),
             hosts=_whole_hosts(job, slower, of_set),
             longer_s=float(longer_us.min()) / 1e6,
             wait_s=wait_us / 1e6,
@@ -85,7 +85,7 @@ def slower_processes(
 def _whole_hosts(
     job: InspectedJob, slower: npt.NDArray[np.int64], of_set: npt.NDArray[np.int64]
 ) -> tuple[str, ...]:
-    theirs = {job.processes[place].host for place in slower.tolist()}
-    all_hosts = [job.processes[place].host for place in of_set.tolist()]
+    theirs = {job.processes[index].host for index in slower.tolist()}
+    all_hosts = [job.processes[index].host for index in of_set.tolist()]
     is_whole = sum(host in theirs for host in all_hosts) == len(slower)
     return tuple(sorted(theirs)) if is_whole and len(theirs) < len({*all_hosts}) else ()

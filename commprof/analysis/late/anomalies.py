@@ -31,7 +31,8 @@ import numpy.typing as npt
 from commprof.analysis.collectives.calls import group_sizes
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.analysis.step.breakdown import Breakdown
-from commprof.analysis.step.measured import MeasuredSteps, MeasuredWorld
+from commprof.analysis.step.measured import MeasuredSteps, MeasuredWorld, slowest_ns
+from commprof.analysis.step.rank_parts import RankParts
 from commprof.stats.intervals import robust_deviation
 from commprof.text import plain_digits
 from commprof.trace import columns
@@ -265,6 +266,8 @@ def find_anomalies(seen: MeasuredSteps, gbit_per_s: Mapping[int, float]) -> tupl
         seen: all steps of the run.
         gbit_per_s: result of :func:`bandwidth_by_step`.
     """
+    if len(seen.measured.step) <= REFERENCE:
+        return ()
     series = _series(seen, gbit_per_s)
     watched = may_change(series)
     if not watched:
@@ -286,14 +289,14 @@ def _series(
     seen: MeasuredSteps, gbit_per_s: Mapping[int, float]
 ) -> dict[tuple[str, int], tuple[Ints, Floats]]:
     """Returns the steps and the values of each watched series, see :func:`_values`."""
-    step = seen.measured[0].step
+    step = seen.measured.step
+    work_ms: Floats = np.zeros(())
+    for phase in PHASES:
+        work_ms = work_ms + seen.measured.table(phase) / NS_PER_MS
     values = {
-        (STEP, -1): np.max([part.wall_ns for part in seen.measured], axis=0) / NS_PER_MS,
+        (STEP, -1): slowest_ns(seen.measured) / NS_PER_MS,
         (BANDWIDTH, -1): np.array([gbit_per_s.get(number, math.nan) for number in step.tolist()]),
-        **{
-            (COMPUTE, rank): sum(work / NS_PER_MS for work in part.work_ns)
-            for rank, part in zip(seen.ranks, seen.measured, strict=True)
-        },
+        **{(COMPUTE, rank): of_rank for rank, of_rank in zip(seen.ranks, work_ms, strict=True)},
     }
     kept = {key: np.isfinite(series) & (series > 0) for key, series in values.items()}
     return {key: (step[kept[key]], values[key][kept[key]]) for key in values if kept[key].any()}
@@ -375,10 +378,10 @@ def step_figures(
         steps: steps of the first rank, all of them or more.
         rates: result of :func:`bandwidth_by_step`.
     """
-    work = np.stack([part.work_ns for part in parts])
-    wall = np.max([part.wall_ns for part in parts], axis=0)
+    of_ranks = RankParts.of(parts)
+    work, wall = of_ranks.column(lambda part: part.work_ns), slowest_ns(of_ranks)
     ends = dict(zip(steps.index.tolist(), steps.end_ns.tolist(), strict=True))
-    for row, step in enumerate(parts[0].step.tolist()):
+    for row, step in enumerate(of_ranks.step.tolist()):
         yield StepFigures(
             step=step,
             end_ns=ends.get(step, 0),

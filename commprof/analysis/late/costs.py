@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.late.stragglers import beyond_the_others
-from commprof.analysis.step.breakdown import Breakdown, caused_in_all
+from commprof.analysis.step.breakdown import Breakdown
 from commprof.analysis.step.exposure import CAUSES
+from commprof.analysis.step.rank_parts import RankParts
 from commprof.trace import columns
 from commprof.trace.schema import PHASES
 from commprof.units import ns_to_ms
@@ -73,9 +74,10 @@ class LongerPhase:
 
 def wait_costs(parts: Sequence[Breakdown]) -> tuple[WaitCost, ...]:
     """Splits all waiting in these steps by causing rank and cause, the largest part first."""
-    every = np.ones(len(parts[0].step), dtype=np.bool_)
-    caused = caused_in_all(parts, every).sum(axis=0)
-    steps, total = len(parts[0].step), float(caused.sum())
+    of_ranks = RankParts.of(parts)
+    steps = len(of_ranks.step)
+    caused = of_ranks.caused_in_all(np.ones(steps, dtype=np.bool_)).sum(axis=0)
+    total = float(caused.sum())
     cells = np.argwhere(caused > 0)
     order = np.argsort(-caused[caused > 0], kind="stable")
     return tuple(
@@ -96,12 +98,13 @@ def longer_phase(ranks: Sequence[int], parts: Sequence[Breakdown]) -> LongerPhas
     the training thread could run but had no core), or page faults. If several phases qualify,
     returns the phase with the longest run delay. Returns None if no phase qualifies.
     """
-    if len(parts) < 2 or len(parts[0].step) == 0:
+    of_ranks = RankParts.of(parts)
+    if len(of_ranks) < 2 or len(of_ranks.step) == 0:
         return None
-    counts = np.stack([part.host.counts.mean(axis=0) for part in parts])
-    delay = np.stack([part.host.run_delay_ns.mean(axis=0) for part in parts])
-    work = np.stack([part.work_ns.mean(axis=1) for part in parts])
-    least_ms = LEAST_SHARE * ns_to_ms(float(np.mean([part.wall_ns.mean() for part in parts])))
+    counts = of_ranks.column(lambda part: part.host.counts.mean(axis=1))
+    delay = of_ranks.column(lambda part: part.host.run_delay_ns.mean(axis=1))
+    work = of_ranks.column(lambda part: part.work_ns.mean(axis=2))
+    least_ms = LEAST_SHARE * ns_to_ms(float(of_ranks.table("wall").mean(axis=1).mean()))
     values = np.stack([work, delay, *np.moveaxis(counts, 2, 0)], axis=2)
     beyond = np.maximum(0.0, beyond_the_others(values))
     found = [

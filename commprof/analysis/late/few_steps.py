@@ -21,12 +21,13 @@ from commprof.analysis.late.stragglers import (
     most_waited_for,
     waiting_ranks,
 )
+from commprof.analysis.step.rank_parts import PairWaits
 from commprof.stats.outliers import student_tail
 
 Floats = npt.NDArray[np.float64]
 
 
-def enough_steps(waited_for_ns: Floats, by_waiting_ns: Floats) -> int:
+def enough_steps(waited_for_ns: Floats, by_waiting_ns: Floats | PairWaits) -> int:
     """Returns the least number of steps with which :func:`find_late_rank` can name a rank.
 
     The arguments are those of :func:`find_late_rank`. The number is for the most demanding test of
@@ -43,7 +44,7 @@ def late_rank_of_few_steps(
     ranks: Sequence[int],
     step_ns: float,
     clock_error_ns: float,
-    by_waiting_ns: Floats,
+    by_waiting_ns: Floats | PairWaits,
 ) -> LateRank | None:
     """Returns the late rank of steps that are too few for :func:`find_late_rank`; else None.
 

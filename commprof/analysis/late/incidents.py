@@ -194,7 +194,7 @@ class WatchedCalls:
             self._first.setdefault(mismatch.group, mismatch)
         for group, seq in differing.items():
             self._differing.setdefault(group, []).append(seq)
-        rates, steps = bandwidth_by_step(seen), seen.parts[0].step.tolist()
+        rates, steps = bandwidth_by_step(seen), seen.parts.step.tolist()
         self.gbit_per_s.update({step: rates[step] for step in steps if step in rates})
 
     @property

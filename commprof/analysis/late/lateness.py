@@ -23,9 +23,10 @@ from commprof.analysis.late.stragglers import (
     of_ranks,
     with_cause,
 )
-from commprof.analysis.step.breakdown import Breakdown, Floats, caused_in_all
+from commprof.analysis.step.breakdown import Floats
 from commprof.analysis.step.exposure import NO_CORE, exposures_of
 from commprof.analysis.step.measured import MeasuredSteps, MeasuredWorld, slowest_ns
+from commprof.analysis.step.rank_parts import RankParts
 from commprof.analysis.step.stalls import stalled
 from commprof.field_groups import FieldGroup
 from commprof.text import counted
@@ -114,26 +115,16 @@ def lateness(
         between_ranks_us: bound on the error of time differences between ranks.
     """
     taken = ~stalled(slowest_ns(seen.measured))
-    caused = caused_in_all(seen.measured, taken)
-    waited_for = [
-        part.caused[np.flatnonzero(taken)].by_rank_ns(without=NO_CORE) for part in seen.measured
-    ]
-    if any(of_rank.any() for of_rank in waited_for):
-        by_waiting = np.zeros((run.world_size, run.world_size))
-        by_waiting[seen.ranks] = waited_for
-    else:  # of one rank of 100,000, no table of all pairs of ranks fits into memory
-        by_waiting = np.broadcast_to(0.0, (run.world_size, run.world_size))
+    measured = seen.measured
+    caused = measured.caused_in_all(taken)
+    by_waiting = measured.pair_waits(seen.ranks, taken, without=NO_CORE)
     enough = enough_steps(of_ranks(caused), by_waiting)
     step_ns, error_ns = ms_to_ns(step_median_ms), us_to_ns(between_ranks_us)
     slower, one_series = None, ""
     if len(caused) < enough:
         # Like ``of_ranks``: without the waiting for ranks that lacked cores.
-        waited = np.stack(
-            [
-                np.nan_to_num(part.wait_ns - part.caused.of_cause_ns(NO_CORE))[taken]
-                for part in seen.measured
-            ]
-        )
+        no_core_ns = measured.caused.of_cause_ns(NO_CORE).reshape(len(measured), -1)
+        waited = np.nan_to_num(measured.table("wait") - no_core_ns).compress(taken, axis=1)
         late = late_rank_of_few_steps(
             of_ranks(caused), waited, seen.ranks, step_ns, error_ns, by_waiting
         )
@@ -143,27 +134,27 @@ def lateness(
         if late is not None:  # ``late.share`` is of the waiting without ``NO_CORE``; make it of all
             late = replace(late, share=late.share * float(of_ranks(caused).sum() / caused.sum()))
     else:
-        origin_ns = np.stack([part.by_origin_ns[:, taken] for part in seen.measured])
+        origin_ns = measured.column(lambda part: part.by_origin_ns.compress(taken, axis=2))
         late = late_rank(caused, by_waiting, origin_ns, seen.ranks, step_ns, error_ns)
         if not math.isnan(error_ns) and not _waits_for_messages(seen):
             hosts = {rank: _host(run.traces[rank]) for rank in seen.ranks}
             caused_ns, latest = of_ranks(caused).mean(axis=0), late.rank if late else None
             found_in = origin_ns, caused_ns, seen.ranks, hosts, step_ns
             slower = slower_ranks(*found_in, error_ns, latest)
-    if late is not None and late.phase == "other" and any(map(_lacks_phases, seen.measured)):
+    if late is not None and late.phase == "other" and _lacks_phases(measured):
         late = replace(late, phase=None, phase_share=math.nan)  # "other" includes unknown phases
-    if slower is not None and slower.phase == "other" and any(map(_lacks_phases, seen.measured)):
+    if slower is not None and slower.phase == "other" and _lacks_phases(measured):
         slower = replace(slower, phase=None)
     if late is not None:
         late = _beyond_its_turn(late, seen, step_ns)
     if late is None and slower is None:
-        one_series = _one_series(of_ranks(caused), seen.measured[0].step[taken], step_ns)
+        one_series = _one_series(of_ranks(caused), measured.step[taken], step_ns)
     by_rank = caused.sum(axis=(0, 2))
     most = int(np.argmax(by_rank)) if by_rank.any() else -1
     return Lateness(
         late_rank=late,
-        wait_costs=wait_costs(seen.measured),
-        longer_phase=longer_phase(seen.ranks, seen.measured),
+        wait_costs=wait_costs(measured),
+        longer_phase=longer_phase(seen.ranks, measured),
         few_steps=_few_steps(len(caused), enough) if len(caused) < enough else "",
         one_series=one_series,
         slower=slower,
@@ -177,10 +168,10 @@ def _stalled_for(seen: MeasuredSteps, stalls: npt.NDArray[np.bool_]) -> dict[int
     """Returns by number of each stalled step the rank for which the others waited, if it is one."""
     if not stalls.any():
         return {}
-    by_rank = caused_in_all(seen.measured, stalls).sum(axis=2)
+    by_rank = seen.measured.caused_in_all(stalls).sum(axis=2)
     ranks, waited = by_rank.argmax(axis=1), by_rank.max(axis=1)
     others_ns = slowest_ns(seen.measured)[stalls] * (len(seen.ranks) - 1)
-    numbers = seen.measured[0].step[stalls]
+    numbers = seen.measured.step[stalls]
     is_for_one = waited >= _NEARLY_ALL * others_ns
     return dict(zip(numbers[is_for_one].tolist(), ranks[is_for_one].tolist(), strict=True))
 
@@ -197,7 +188,7 @@ def _beyond_its_turn(late: LateRank, seen: MeasuredSteps, step_ns: float) -> Lat
     """
     if late.rank not in seen.ranks or not _waits_for_messages(seen):
         return late
-    work_ns = np.array([part.work_ns.sum(axis=0).mean() for part in seen.measured])
+    work_ns = seen.measured.column(lambda part: part.work_ns.sum(axis=1).mean(axis=1))
     position = seen.ranks.index(late.rank)
     longer_ns = float(work_ns[position] - np.delete(work_ns, position).mean())
     if not longer_ns < late.wait_ns:
@@ -239,6 +230,6 @@ def _few_steps(steps: int, enough: int) -> str:
     return f"{counted(steps, 'step')} {be} too few to tell this from chance; {enough} would do"
 
 
-def _lacks_phases(part: Breakdown) -> bool:
-    """True if kernels of the rank's device ran whose phase is not known."""
-    return bool((part.on_device.unphased_compute_ns > 0).any())
+def _lacks_phases(parts: RankParts) -> bool:
+    """True if kernels of a rank's device ran whose phase is not known."""
+    return bool((parts.table("unphased_compute") > 0).any())

@@ -67,11 +67,11 @@ def longer_lines(rank: int, seen: MeasuredWorld) -> tuple[LongerLines, ...]:
     """
     if len(seen.ranks) < 2 or not all(trace.stacks for trace in seen.traces):
         return ()
-    steps, place = seen.measured[0].step, seen.ranks.index(rank)
+    steps, place = seen.measured.step, seen.ranks.index(rank)
     works = [_work(*each, steps) for each in zip(seen.traces, seen.tables, strict=True)]
     cells = sorted({cell for work in works for cell in work})
     values = np.array([[work.get(cell, 0.0) for cell in cells] for work in works])
-    least_ms = LEAST_SHARE * ns_to_ms(float(np.mean([p.wall_ns.mean() for p in seen.measured])))
+    least_ms = LEAST_SHARE * ns_to_ms(float(seen.measured.table("wall").mean(axis=1).mean()))
     found = []
     for phase in PHASES:
         of_phase = [i for i, cell in enumerate(cells) if cell[0] == phase]

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.step.exposure import CAUSES, HOST_PAUSE, NO_CORE, ORIGINS, TRANSFER, UNKNOWN
+from commprof.analysis.step.rank_parts import PairWaits
 from commprof.stats.rank_tests import lag_one, worth
 from commprof.units import ns_to_ms, ns_to_s
 
@@ -167,7 +168,7 @@ class LateRank:
 
 def late_rank(
     caused_ns: Floats,
-    by_waiting_ns: Floats,
+    by_waiting_ns: Floats | PairWaits,
     work_ns: Floats,
     ranks: Sequence[int],
     step_ns: float,
@@ -207,7 +208,7 @@ def of_ranks(caused_ns: Floats) -> Floats:
     return kept
 
 
-def waiting_ranks(by_waiting_ns: Floats, rank: int) -> npt.NDArray[np.bool_]:
+def waiting_ranks(by_waiting_ns: Floats | PairWaits, rank: int) -> npt.NDArray[np.bool_]:
     """Returns a mask of the ranks that wait for ``rank``.
 
     Args:
@@ -229,7 +230,7 @@ def find_late_rank(
     waited_for_ns: Floats,
     step_ns: float,
     clock_error_ns: float = 0.0,
-    by_waiting_ns: Floats | None = None,
+    by_waiting_ns: Floats | PairWaits | None = None,
     least_share: float = MOST_WAITING,
 ) -> LateRank | None:
     """Returns the late rank; None if no rank is named.
@@ -299,7 +300,7 @@ def most_waited_for(
     waited_for_ns: Floats,
     step_ns: float,
     clock_error_ns: float,
-    by_waiting_ns: Floats | None,
+    by_waiting_ns: Floats | PairWaits | None,
     least_share: float,
 ) -> LateRank | None:
     """Returns the rank that caused most waiting, without a test, if this is material; else None."""
@@ -324,7 +325,7 @@ def late_by_own_work(
     slow: SlowRank | None,
     waited_for_ns: Floats,
     step_ns: float,
-    by_waiting_ns: Floats | None = None,
+    by_waiting_ns: Floats | PairWaits | None = None,
 ) -> LateRank | None:
     """Confirms or replaces the late rank by comparing how long each rank's own work takes.
 
@@ -410,7 +411,7 @@ def _late_rank(
     waited_for_ns: Floats,
     step_ns: float,
     p_value: float,
-    by_waiting_ns: Floats | None,
+    by_waiting_ns: Floats | PairWaits | None,
 ) -> LateRank:
     steps, ranks = waited_for_ns.shape
     caused_ns, waiting, theirs = waited_for_ns[:, rank], ranks - 1, 1.0

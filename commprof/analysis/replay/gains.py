@@ -138,27 +138,27 @@ def gains(seen: MeasuredWorld, evidence: Evidence | None = None) -> Gains | None
         load_balance=float(own.mean() / own.max()),
         serialisation=float(own.max() / ideal_ns),
         transfer=ideal_ns / float(base.sum()),
-        measured_steps=len(seen.measured[0].step),
+        measured_steps=len(seen.measured.step),
     )
 
 
 def recorded_replays(seen: MeasuredWorld, evidence: Evidence | None = None) -> Replays | None:
     """Prepares the replay of the measured steps; None if none is possible, see :func:`gains`."""
-    if len(seen.ranks) < 2 or len(seen.measured[0].step) < LEAST_STEPS:
+    if len(seen.ranks) < 2 or len(seen.measured.step) < LEAST_STEPS:
         return None
     if not (evidence or evidence_of(seen)).supports(Figure.GAINS):
         return None
     chosen = replayed_steps(seen)
     step = np.concatenate(chosen)
-    used = np.isin(seen.measured[0].step, step)
+    used = np.isin(seen.measured.step, step)
     counted = ~stalled(slowest_ns(seen.measured))[used]
-    wall = np.stack([part.wall_ns[used] for part in seen.measured])
+    wall = seen.measured.table("wall").compress(used, axis=1)
     made = [programs(seen, each) for each in chosen]
     # A rank that begins a stretch late also begins it late in the replay, with any change.
     first = np.cumsum([0, *map(len, chosen)])[:-1]
     apart = np.array([np.ptp(ranks.begin_ns) for ranks in made])
     late = apart > _APART * float(wall.mean())
-    several = len(step) < len(seen.measured[0].step)
+    several = len(step) < len(seen.measured.step)
     begun = np.zeros(len(counted), dtype=bool)
     if several or counted.sum() > LEAST_STEPS:
         begun[first if several else first[late]] = True
@@ -166,7 +166,7 @@ def recorded_replays(seen: MeasuredWorld, evidence: Evidence | None = None) -> R
         counted &= ~begun
     if counted.sum() < LEAST_STEPS:
         return None
-    kept = np.stack([part.host.own_run_delay_ns[used] for part in seen.measured])
+    kept = seen.measured.column(lambda part: part.host.own_run_delay_ns).compress(used, axis=1)
     stretches = list(zip(made, calls(seen, made), strict=True))
     return_free_memory()
     return Replays(stretches, wall, kept, counted, begun, several)

@@ -358,7 +358,7 @@ def replayed_steps(seen: MeasuredWorld, most: int = _MOST_STRETCHES) -> list[Int
     they are the only stretch. Otherwise, at most ``most`` stretches of equal length are spread
     evenly over the run.
     """
-    step = seen.measured[0].step
+    step = seen.measured.step
     held = np.zeros(len(step))
     for trace, table in zip(seen.traces, seen.tables, strict=True):
         steps = columns.steps(trace)

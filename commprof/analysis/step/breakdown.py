@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +37,7 @@ from commprof.analysis.step.waiting import Waiting, not_split, split
 from commprof.field_groups import FieldGroup
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
-from commprof.trace.lookup import distinct_rows, kept_once, map_columns, row_containing, rows_of
+from commprof.trace.lookup import distinct_rows, map_columns, row_containing, rows_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES, Phase
 from commprof.trace.stretches import Stretches, covered, outside, stretches, within
@@ -92,7 +91,8 @@ class Caused:
     def joined(cls, parts: Sequence[Caused]) -> Caused:
         """Joins steps that follow one another."""
         first = np.cumsum([0, *(part.steps for part in parts)])
-        step = [part.step + np.int32(at) for part, at in zip(parts, first[:-1], strict=True)]
+        number = np.int32 if first[-1] < 2**31 else np.int64
+        step = [part.step + number(at) for part, at in zip(parts, first[:-1], strict=True)]
         return cls(
             np.concatenate(step),
             np.concatenate([part.rank for part in parts]),
@@ -168,7 +168,11 @@ class HostDelays(FieldGroup):
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Parts of the steps of one rank, one row per step; times in nanoseconds."""
+    """Parts of the steps of one rank, one row per step; times in nanoseconds.
+
+    In the tables of several ranks (:mod:`commprof.analysis.step.rank_parts`) a column is
+    ``[rank, step]``, and a table by step is ``[rank, step, ...]``.
+    """
 
     step: Ints
     wall_ns: Floats
@@ -217,14 +221,14 @@ class Breakdown:
     @property
     def with_cores_ns(self) -> Floats:
         """Step time minus the run delay of this rank and of the ranks for which it waited."""
-        waited = self.caused.of_cause_ns(NO_CORE)
-        left: Floats = self.wall_ns - self.host.run_delay_ns.sum(axis=1) - waited
+        waited = self.caused.of_cause_ns(NO_CORE).reshape(self.wall_ns.shape)
+        left: Floats = self.wall_ns - self.host.run_delay_ns.sum(axis=-1) - waited
         return left
 
     @property
     def work_ns(self) -> Floats:
         """Time without waiting, as ``[phase, step]`` in the order of ``schema.PHASES``."""
-        return np.stack([self.part_ns(phase) for phase in PHASES])
+        return np.stack([self.part_ns(phase) for phase in PHASES], axis=-2)
 
     @property
     def by_origin_ns(self) -> Floats:
@@ -232,9 +236,9 @@ class Breakdown:
 
         Run delay is not included: it is not own work, because other threads held the core then.
         """
-        paused = self.host.paused_ns.T
-        work = self.work_ns - paused - self.host.run_delay_ns.T
-        return np.concatenate((work, paused.sum(axis=0, keepdims=True)))
+        paused = np.swapaxes(self.host.paused_ns, -1, -2)
+        work = self.work_ns - paused - np.swapaxes(self.host.run_delay_ns, -1, -2)
+        return np.concatenate((work, paused.sum(axis=-2, keepdims=True)), axis=-2)
 
     def rows(self, chosen: npt.NDArray[np.bool_]) -> Breakdown:
         """Returns only the chosen steps; their values are not copied if the steps are in a row."""
@@ -245,16 +249,6 @@ class Breakdown:
             return self._between(int(at[0]), int(at[-1]) + 1)
         return rows_of(self, at)
 
-    @classmethod
-    def joined(cls, parts: Sequence[Breakdown]) -> Breakdown:
-        """Joins steps of one rank that follow one another."""
-        return map_columns(lambda *columns: _joined(columns), *parts)
-
-    def split(self, first: Ints) -> list[Breakdown]:
-        """Splits joined steps by rank; ``first``: first row of each rank, then the row count."""
-        cuts = zip(first[:-1].tolist(), first[1:].tolist(), strict=True)
-        return [self._between(begin, end) for begin, end in cuts]
-
     def _between(self, begin: int, end: int) -> Breakdown:
         """Returns the steps in rows ``begin`` to ``end``, without a copy."""
         return map_columns(
@@ -263,26 +257,6 @@ class Breakdown:
             ),
             self,
         )
-
-
-def _joined(columns_: Sequence[Any]) -> Any:
-    """Joins columns; columns of zeros, as for counts that never rose, take no memory."""
-    if isinstance(columns_[0], Caused):
-        return Caused.joined(columns_)
-    if columns_[0].ndim == 1:
-        return kept_once(np.concatenate(columns_))
-    if any(column.any() for column in columns_):
-        return np.concatenate(columns_)
-    return np.broadcast_to(np.zeros(()), (sum(map(len, columns_)), *columns_[0].shape[1:]))
-
-
-def caused_in_all(parts: Sequence[Breakdown], chosen: npt.NDArray[np.bool_]) -> Floats:
-    """Returns ``Breakdown.caused_ns`` of the chosen steps, summed over the ranks that waited."""
-    rows = np.flatnonzero(chosen)
-    total = np.zeros((len(rows), parts[0].caused.world_size, len(CAUSES)))
-    for part in parts:
-        part.caused[rows].add_to(total)
-    return total
 
 
 def breakdown(

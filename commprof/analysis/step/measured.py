@@ -31,13 +31,13 @@ from commprof.analysis.step.exposure import exposures_of
 from commprof.analysis.step.joined import joined
 from commprof.analysis.step.merged import merged_steps
 from commprof.analysis.step.origins import Origins, origins
+from commprof.analysis.step.rank_parts import BlockParts, RankParts, common_steps, parts_of
 from commprof.analysis.step.waiting import Waiting, not_split, split
 from commprof.analysis.step.windows import StepWindows, steps_in, stretch, windows_of
 from commprof.memory import return_free_memory
 from commprof.stats.intervals import robust_deviation
 from commprof.trace import columns, schema
 from commprof.trace.columns import Collectives, Ints, Steps
-from commprof.trace.lookup import is_in
 from commprof.trace.packed import columns_of
 from commprof.trace.ranks import firsts, ranks_of, rows_containing
 from commprof.trace.ranks import joined as joined_columns
@@ -189,8 +189,8 @@ class MeasuredSteps:
     recorded: list[Trace]
     #: Traces on rank 0's clock if clocks can be compared, and on a device's timeline if it has one.
     traces: list[Trace]
-    #: Per rank: the trained steps that all ranks completed, warm-up included.
-    parts: list[Breakdown]
+    #: Of all ranks: the trained steps that all ranks completed, warm-up included.
+    parts: RankParts
     #: Number of leading steps in ``parts`` that count as warm-up.
     warmup: int
     #: Number of steps that are left out because each holds several iterations.
@@ -203,10 +203,9 @@ class MeasuredSteps:
     left_out: LeftOut | None
 
     @cached_property
-    def measured(self) -> list[Breakdown]:
-        """Per rank: breakdown of the steps after warm-up, from which all figures are computed."""
-        count = len(self.parts[0].step)
-        return [part.rows(np.arange(count) >= self.warmup) for part in self.parts]
+    def measured(self) -> RankParts:
+        """Of all ranks: the steps after warm-up, from which all figures are computed."""
+        return self.parts.since(self.warmup)
 
     @cached_property
     def on_host(self) -> list[Trace]:
@@ -277,8 +276,8 @@ def measured_world(
     calls = _calls(run.world_size, recorded, usable)
     trained = min(_trained_steps(trace) for trace in calls.traces)
     merged = merged_steps(calls.traces, calls.tables)
-    parts = _common_steps(calls.parts, trained, merged)
-    signatures = calls.signatures(parts[0].step)
+    parts = _trained_parts(calls.parts, common_steps(calls.parts), trained, merged)
+    signatures = calls.signatures(parts.step)
     # A profiler's schedule has already left warm-up out.
     warmup = 0 if recorded[0].is_foreign else count_warmup(slowest_ns(parts), signatures)
     seen = calls.world(parts, warmup, len(merged))
@@ -299,26 +298,25 @@ def _long_world(
     stretches = cut.kept(len(ranks))
     kept_steps = np.concatenate(stretches)
     keeps_all = len(kept_steps) == len(cut.steps)
-    windows: list[list[Breakdown]] = []
+    windows: list[RankParts] = []
     signatures: list[npt.NDArray[np.uint64]] = []
     for steps in cut.windows():
         calls = _calls(world_size, [stretch(trace, [steps]) for trace in recorded], ranks, clocks)
         chosen = np.intersect1d(steps, kept_steps, assume_unique=True)
-        parts = [part.rows(np.isin(part.step, chosen)) for part in calls.parts]
-        common = _common_steps(parts, sys.maxsize, set())
-        windows.append([Breakdown.joined([part]) for part in common])
-        signatures.append(calls.signatures(common[0].step))
+        common = parts_of(calls.parts, np.intersect1d(common_steps(calls.parts), chosen))
+        windows.append(common.in_one_block())
+        signatures.append(calls.signatures(common.step))
         if watch is not None:
             watch(calls.world(common, 0, 0))
-        del calls, parts
+        del calls, common
     of_kept = recorded if keeps_all else [stretch(trace, stretches) for trace in recorded]
     merged = merged_steps(of_kept)
     trained = min(_trained_steps(trace) for trace in recorded)
-    of_ranks = [
-        Breakdown.joined([window.pop(0) for window in windows]) for _ in range(len(recorded))
-    ]
-    parts = _common_steps(of_ranks, trained, merged)
-    sequence = np.concatenate(signatures)[np.isin(of_ranks[0].step, parts[0].step)]
+    of_ranks = RankParts.joined(windows)
+    numbers = of_ranks.step
+    parts = of_ranks.rows(_trained_steps_of(np.unique(numbers), trained, merged))
+    del of_ranks
+    sequence = np.concatenate(signatures)[np.isin(numbers, parts.step)]
     warmup = count_warmup(slowest_ns(parts), sequence)
     whole = MeasuredSteps(
         ranks=ranks,
@@ -331,14 +329,14 @@ def _long_world(
         clock_error_us=clock_error_us(clocks, of_kept),
         left_out=None
         if keeps_all
-        else _left_out(
-            recorded, cut.steps[cut.steps < trained], kept_steps, parts[0].step[warmup:]
-        ),
+        else _left_out(recorded, cut.steps[cut.steps < trained], kept_steps, parts.step[warmup:]),
     )
-    sample = cut.sample(whole.measured[0].step)
+    sample = cut.sample(whole.measured.step)
     calls = _calls(world_size, [stretch(trace, sample) for trace in recorded], ranks, clocks)
-    parts = [part.rows(steps_in(part.step, sample)) for part in calls.parts]
-    return replace(calls.world(_common_steps(parts, trained, merged), 0, 0), whole=whole)
+    numbers = common_steps(calls.parts)
+    numbers = numbers[steps_in(numbers, sample)]
+    parts = _trained_parts(calls.parts, numbers, trained, merged)
+    return replace(calls.world(parts, 0, 0), whole=whole)
 
 
 def _left_out(
@@ -367,7 +365,7 @@ class _Calls:
     traces: list[Trace]
     tables: list[Collectives]
     matching: Matching
-    parts: list[Breakdown]
+    parts: list[BlockParts]
     clocks_shared: bool
     clock_error_us: float
 
@@ -376,7 +374,7 @@ class _Calls:
         steps = columns.steps(self.traces[0])
         return step_signatures(steps, self.tables[0])[np.isin(steps.index, step)]
 
-    def world(self, parts: list[Breakdown], warmup: int, merged: int) -> MeasuredWorld:
+    def world(self, parts: RankParts, warmup: int, merged: int) -> MeasuredWorld:
         """Returns the world of the steps in ``parts``."""
         return MeasuredWorld(
             ranks=self.ranks,
@@ -425,11 +423,11 @@ def _calls(
         known = [of_rank.without_times() for of_rank in known]
         began = [*origins(traces, tables, known, blocks, waits)]
     del known
-    parts: list[Breakdown] = []
+    parts: list[BlockParts] = []
     for block, waiting, began_at in zip(blocks, waits, began, strict=True):
         calls = block.join_calls(tables[block.places])
         whole = of_split(block.trace, calls, waiting, world_size, began_at)
-        parts += whole.split(block.steps)
+        parts.append(BlockParts(whole, block.steps))
         block.hand_tables_to(traces[block.places])
     del waits, began
     return_free_memory()
@@ -437,9 +435,9 @@ def _calls(
     return _Calls(ranks, recorded, traces, tables, matching, parts, clocks_shared, clock_error)
 
 
-def slowest_ns(parts: list[Breakdown]) -> Floats:
+def slowest_ns(parts: Sequence[Breakdown]) -> Floats:
     """Wall time of the slowest rank, per step."""
-    slowest: Floats = np.max([part.wall_ns for part in parts], axis=0)
+    slowest: Floats = RankParts.of(parts).table("wall").max(axis=0)
     return slowest
 
 
@@ -450,11 +448,12 @@ def _trained_steps(trace: Trace) -> int:
     return steps if isinstance(steps, int) else sys.maxsize
 
 
-def _common_steps(parts: list[Breakdown], trained: int, merged: set[int]) -> list[Breakdown]:
-    """Selects the steps below ``trained`` that every rank completed, except those in ``merged``."""
-    common = set(parts[0].step.tolist())
-    for part in parts[1:]:
-        common &= set(part.step.tolist())
-    common -= merged
-    chosen = np.array(sorted(step for step in common if step < trained), dtype=np.int64)
-    return [part.rows(is_in(part.step, chosen)) for part in parts]
+def _trained_parts(
+    blocks: Sequence[BlockParts], numbers: Ints, trained: int, merged: set[int]
+) -> RankParts:
+    return parts_of(blocks, _trained_steps_of(numbers, trained, merged))
+
+
+def _trained_steps_of(numbers: Ints, trained: int, merged: set[int]) -> Ints:
+    """Selects the steps below ``trained``, except those in ``merged``."""
+    return numbers[(numbers < trained) & ~np.isin(numbers, list(merged))]

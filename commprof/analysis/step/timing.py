@@ -109,14 +109,14 @@ class StepTiming(FieldGroup):
 
 def step_timing(seen: MeasuredSteps) -> StepTiming:
     """Returns number and length of the steps of one world size."""
-    slowest, step = slowest_ns(seen.measured), seen.measured[0].step
+    slowest, step = slowest_ns(seen.measured), seen.measured.step
     median_ns, p95_ns, low_ns, high_ns = (
         np.percentile(slowest, [50, 95, 25, 75]) if len(slowest) else [np.nan] * 4
     )
     hung = stalled(slowest)
     stalls = zip(step[hung].tolist(), slowest[hung].tolist(), strict=True)
     return StepTiming(
-        steps=len(seen.parts[0].step),
+        steps=len(seen.parts.step),
         warmup_steps=seen.warmup,
         step_median_ms=ns_to_ms(median_ns),
         step_p95_ms=ns_to_ms(p95_ns),

@@ -121,7 +121,7 @@ def timeline(seen: MeasuredWorld) -> Timeline:
     intervals, kinds = in_flight_intervals(seen)
     ranks = []
     for rank, trace, of_rank in zip(seen.ranks, seen.traces, intervals, strict=True):
-        steps = columns.steps(trace).numbered(seen.measured[0].step)
+        steps = columns.steps(trace).numbered(seen.measured.step)
         ranks.append(
             RankTimeline(
                 rank=rank,
@@ -132,8 +132,8 @@ def timeline(seen: MeasuredWorld) -> Timeline:
             )
         )
     return Timeline(
-        steps=seen.measured[0].step,
-        measured_steps=len(seen.measured[0].step),
+        steps=seen.measured.step,
+        measured_steps=len(seen.measured.step),
         kinds=kinds,
         ranks=tuple(ranks),
         clocks_shared=seen.clocks_shared,

@@ -227,9 +227,9 @@ def read_sharded(run: WorldRun) -> ShardedSteps:
         raise CommprofError(
             f"{name}: the ranks' clocks cannot be compared, so sharded steps cannot be predicted"
         )
-    if len(seen.measured[0].step) < LEAST_STEPS + 1:
+    if len(seen.measured.step) < LEAST_STEPS + 1:
         raise CommprofError(
-            f"{name}: {len(seen.measured[0].step)} measured steps; a prediction needs "
+            f"{name}: {len(seen.measured.step)} measured steps; a prediction needs "
             f"{LEAST_STEPS + 1}: record more"
         )
     (step,) = replayed_steps(seen, most=1)
@@ -297,12 +297,12 @@ def _steps(
         placement=placement_of(seen.traces, busy),
         lacked=lacked,
         helpers_ns=_helpers_ns(seen),
-        passes=max(1, backward_passes(seen.traces[0], seen.measured[0].step)),
+        passes=max(1, backward_passes(seen.traces[0], seen.measured.step)),
         pass_ns=np.maximum(0.0, own[:, :, -1] - update[:, :, -1]),
         link=SAME_HOST if len(hosts) == 1 else OTHER_HOST,
         backend=str(seen.traces[0].metadata["backend"]) or "gloo",
         hook="",
-        batch=batch_of(seen.traces, seen.measured[0].step),
+        batch=batch_of(seen.traces, seen.measured.step),
         calls=sharded_calls,
         events=events,
         own_ns=own + (begin - met)[:, :, np.newaxis],
@@ -321,7 +321,7 @@ def _helpers_ns(seen: MeasuredWorld) -> float:
     helpers_ns = []
     for trace in seen.traces:
         steps, helpers = columns.steps(trace), columns.helpers_cpu(trace)
-        measured = np.isin(steps.index, seen.measured[0].step)
+        measured = np.isin(steps.index, seen.measured.step)
         mine = helpers.thread == steps.thread[0]
         window = steps.begin_ns[measured][:1], steps.end_ns[measured][-1:]
         amount = helpers.key[mine].astype(np.float64)

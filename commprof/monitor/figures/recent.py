@@ -15,7 +15,7 @@ from commprof.analysis.align.interfaces import Host, host_of_each
 from commprof.analysis.collectives.calls import Calls, calls_of
 from commprof.analysis.collectives.traffic import bus_factor
 from commprof.analysis.late.stragglers import LateRank, late_rank
-from commprof.analysis.step.breakdown import caused_in_all, mean_of_known
+from commprof.analysis.step.breakdown import mean_of_known
 from commprof.analysis.step.exposure import NO_CORE
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.monitor.figures.steps import NewSteps, wall_ns
@@ -63,9 +63,9 @@ class RecentSteps:
         if not self._ranks:
             self._ranks = new.ranks
             self._total = np.zeros((len(new.ranks), len(_PARTS)))
-        parts = np.stack([[part.part_ns(name) for name in _PARTS] for part in new.parts])
-        work = np.stack([part.by_origin_ns for part in new.parts])
-        caused = caused_in_all(new.parts, np.ones(len(new.numbers), dtype=np.bool_))
+        parts = np.stack([new.parts.table(name) for name in _PARTS], axis=1)
+        work = new.parts.column(lambda part: part.by_origin_ns)
+        caused = new.parts.caused_in_all(np.ones(len(new.numbers), dtype=np.bool_))
         self._steps += len(new.numbers)
         self._total += np.nan_to_num(parts).sum(axis=2)
         self._waited_for += caused.sum(axis=(0, 2))

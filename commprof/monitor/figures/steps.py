@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.device_timeline import on_device_timeline
-from commprof.analysis.step.breakdown import Breakdown
 from commprof.analysis.step.measured import MeasuredWorld, measured_world
+from commprof.analysis.step.rank_parts import RankParts
 from commprof.monitor.follow import TraceTail
 from commprof.trace import columns, schema
 from commprof.trace.columns import Ints, Steps
@@ -46,7 +46,7 @@ class NewSteps:
 
     #: Global ranks; the next field is the breakdown of each rank's steps.
     ranks: tuple[int, ...]
-    parts: tuple[Breakdown, ...]
+    parts: RankParts
     #: Traces of these steps, with some records around them.
     world: MeasuredWorld
     #: Indices of the steps, in the traces of ``world``.
@@ -122,7 +122,7 @@ class StepFollower:
         run = WorldRun(self._world_size, Path(), {}, traces, ())
         world = measured_world(run)
         assert world is not None
-        numbers_of_steps = world.parts[0].step
+        numbers_of_steps = world.parts.step
         chosen = (numbers_of_steps > self._done - self._base) & (
             numbers_of_steps <= last - self._base
         )
@@ -131,7 +131,7 @@ class StepFollower:
         self._forget(pending, steps, last)
         if len(numbers) == 0:
             return None
-        parts = tuple(part.rows(np.isin(part.step, numbers)) for part in world.parts)
+        parts = world.parts.rows(numbers)
         return NewSteps(tuple(world.ranks), parts, world, numbers, before)
 
     def _last(self, steps: Steps, settled_ns: int) -> int:
@@ -306,5 +306,5 @@ def _trace(tail: TraceTail, records: Records) -> Trace:
 
 def wall_ns(new: NewSteps) -> npt.NDArray[np.float64]:
     """Returns the wall time of each step's slowest rank."""
-    slowest: npt.NDArray[np.float64] = np.max([part.wall_ns for part in new.parts], axis=0)
+    slowest: npt.NDArray[np.float64] = new.parts.table("wall").max(axis=0)
     return slowest

@@ -23,6 +23,7 @@ from commprof.analysis.rank_summary import RankSummary, StepParts
 from commprof.analysis.scaling import RunResult, scale
 from commprof.analysis.step.breakdown import WORTH_A_LOOK
 from commprof.analysis.step.overhead import Overhead, OwnCost
+from commprof.analysis.step.rank_parts import PairWaits
 from commprof.analysis.summary_result import (
     LastRow,
     OperationRow,
@@ -396,6 +397,7 @@ def detail(world_size: int = 2, steps: int = 20, **parts: object) -> WorldDetail
         "exposed", np.nan_to_num(values["wait"]) + np.nan_to_num(values["transfer"])
     )
     named = ("data", "forward", "backward", "exposed", "optimizer")
+    none = np.zeros(0, dtype=np.int64)
     values["other"] = values["step"] - sum(values[name] for name in named)
     return WorldDetail(
         world_size=world_size,
@@ -404,7 +406,7 @@ def detail(world_size: int = 2, steps: int = 20, **parts: object) -> WorldDetail
         parts_ms={name: np.tile(row, (world_size, 1)) for name, row in values.items()},
         slowest_ms=values["step"],
         with_cores_ms=values["step"] if with_cores is None else np.asarray(with_cores, float),
-        waited_for_ms=np.zeros((world_size, world_size)),
+        waited_for=PairWaits(np.arange(world_size), world_size, none, none, np.zeros(0)),
         drawn=Later(
             None,
             Timeline(np.arange(steps), steps, (), (), clocks_shared=True),

@@ -10,7 +10,8 @@ import pytest
 
 from commprof.analysis.align.arrivals import Arrivals, match_arrivals
 from commprof.analysis.align.matching import match
-from commprof.analysis.step.breakdown import Breakdown, breakdown, caused_in_all, mean_of_known
+from commprof.analysis.step.breakdown import Breakdown, breakdown, mean_of_known
+from commprof.analysis.step.rank_parts import RankParts
 from commprof.trace import columns
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Phase
@@ -287,7 +288,7 @@ def test_rows_and_caused_waiting_of_chosen_steps_equal_the_selected_values(chose
     total = np.sum([part.caused_ns[mask] for part in parts], axis=0)
     assert total.any() == mask.any()
     before = [part.caused_ns.copy() for part in parts]
-    np.testing.assert_array_equal(caused_in_all(parts, mask), total)
+    np.testing.assert_array_equal(RankParts.of(parts).caused_in_all(mask), total)
     np.testing.assert_array_equal([part.caused_ns for part in parts], before)
 
 
