@@ -143,6 +143,34 @@ class TraceEventScanner:
     @property
     def thread(self) -> numpy.typing.NDArray[numpy.int64]: ...
 
+class ReplayPlan:
+    def __init__(
+        self,
+        first: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        kind: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        row: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        begin: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+        chained: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        after: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        lag: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+        needed_first: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        needed: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        opens_first: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        opens: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        before: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        issue: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        end: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        outside: typing.Annotated[numpy.typing.ArrayLike, numpy.bool],
+        marks: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None: ...
+    def times(
+        self,
+        own: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+        extra: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+        transfer: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+        free: typing.Annotated[numpy.typing.ArrayLike, numpy.bool] | None,
+    ) -> numpy.typing.NDArray[numpy.float64] | None: ...
+
 class AlikeDictionaries:
     def __init__(
         self,
@@ -183,6 +211,23 @@ def inspector_take_unsplit(
 def inspector_unsplit(
     members: collections.abc.Sequence[InspectorMember], kind: str
 ) -> InspectorWaits: ...
+def last_until(
+    edges: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+    first: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    values: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+    cuts: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+) -> numpy.typing.NDArray[numpy.int64]: ...
+def moved_events(
+    first: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    edge: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+    is_issue: typing.Annotated[numpy.typing.ArrayLike, numpy.bool],
+    cell: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    length: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+    first_event: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    own: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+    kind: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    wanted: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+) -> numpy.typing.NDArray[numpy.float64]: ...
 def pack_records(
     records: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
 ) -> tuple[
@@ -193,27 +238,6 @@ def pack_records(
     numpy.typing.NDArray[numpy.uint8],
 ]: ...
 def read_plain_pickle(data: bytes) -> typing.Any: ...
-def replay(
-    first: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-    kind: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-    row: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-    own: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
-    extra: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
-    begin: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
-    chained: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-    after: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-    lag: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
-    needed_first: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-    needed: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-    opens_first: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-    opens: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-    before: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-    issue: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-    end: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-    transfer: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
-    outside: typing.Annotated[numpy.typing.ArrayLike, numpy.bool],
-    marks: typing.SupportsInt | typing.SupportsIndex,
-) -> numpy.typing.NDArray[numpy.float64] | None: ...
 def unpack_columns(
     chunks: list[typing.Annotated[numpy.typing.ArrayLike, numpy.uint8]],
     stored: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],

@@ -1,10 +1,11 @@
-// Python bindings of the replay: no logic here. The GIL is released during a
-// replay.
+// Python bindings of the replay: no logic here. The GIL is held during a
+// replay: a plan's memory serves one replay at a time.
 #include "reading/bind_replay.h"
 
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include "replay/moved_events.h"
 #include "replay/replay.h"
 
 namespace py = pybind11;
@@ -21,79 +22,142 @@ std::span<const T> spanOf(const Column<T>& column) {
   return {column.data(), size_t(column.size())};
 }
 
+template <class T>
+py::array_t<T> arrayOf(const std::vector<T>& values) {
+  return py::array_t<T>(py::ssize_t(values.size()), values.data());
+}
+
 } // namespace
 
 void bindReplay(py::module_& m) {
+  py::class_<replay::Plan>(
+      m, "ReplayPlan", "Programs of all ranks, prepared for several replays.")
+      .def(
+          py::init([](const Column<int64_t>& first,
+                      const Column<int64_t>& kind,
+                      const Column<int64_t>& row,
+                      const Column<double>& begin,
+                      const Column<int64_t>& chained,
+                      const Column<int64_t>& after,
+                      const Column<double>& lag,
+                      const Column<int64_t>& neededFirst,
+                      const Column<int64_t>& needed,
+                      const Column<int64_t>& opensFirst,
+                      const Column<int64_t>& opens,
+                      const Column<int64_t>& before,
+                      const Column<int64_t>& issue,
+                      const Column<int64_t>& end,
+                      const Column<bool>& outside,
+                      size_t marks) {
+            const replay::Programs programs = {
+                spanOf(first),
+                spanOf(kind),
+                spanOf(row),
+                spanOf(begin),
+                spanOf(chained),
+                spanOf(after),
+                spanOf(lag)};
+            const replay::Calls calls = {
+                {spanOf(neededFirst), spanOf(needed)},
+                {spanOf(opensFirst), spanOf(opens)},
+                spanOf(before),
+                spanOf(issue),
+                spanOf(end),
+                spanOf(outside)};
+            return replay::Plan(programs, calls, marks);
+          }),
+          py::arg("first"),
+          py::arg("kind"),
+          py::arg("row"),
+          py::arg("begin"),
+          py::arg("chained"),
+          py::arg("after"),
+          py::arg("lag"),
+          py::arg("needed_first"),
+          py::arg("needed"),
+          py::arg("opens_first"),
+          py::arg("opens"),
+          py::arg("before"),
+          py::arg("issue"),
+          py::arg("end"),
+          py::arg("outside"),
+          py::arg("marks"))
+      .def(
+          "times",
+          [](replay::Plan& plan,
+             const Column<double>& own,
+             const Column<double>& extra,
+             const Column<double>& transfer,
+             const std::optional<Column<bool>>& free)
+              -> std::optional<py::array_t<double>> {
+            const replay::Changed changed = {
+                spanOf(own),
+                spanOf(extra),
+                spanOf(transfer),
+                free ? spanOf(*free) : std::span<const bool>()};
+            const std::optional<std::vector<double>> times =
+                plan.times(changed);
+            if (!times) {
+              return std::nullopt;
+            }
+            return arrayOf(*times);
+          },
+          "Returns the times of the ranks' marks, rank by rank; None if the "
+          "ranks deadlock.",
+          py::arg("own"),
+          py::arg("extra"),
+          py::arg("transfer"),
+          py::arg("free"));
   m.def(
-      "replay",
-      [](const Column<int64_t>& first,
-         const Column<int64_t>& kind,
-         const Column<int64_t>& row,
-         const Column<double>& own,
-         const Column<double>& extra,
-         const Column<double>& begin,
-         const Column<int64_t>& chained,
-         const Column<int64_t>& after,
-         const Column<double>& lag,
-         const Column<int64_t>& neededFirst,
-         const Column<int64_t>& needed,
-         const Column<int64_t>& opensFirst,
-         const Column<int64_t>& opens,
-         const Column<int64_t>& before,
-         const Column<int64_t>& issue,
-         const Column<int64_t>& end,
-         const Column<double>& transfer,
-         const Column<bool>& outside,
-         size_t marks) -> std::optional<py::array_t<double>> {
-        const replay::Programs programs = {
-            spanOf(first),
-            spanOf(kind),
-            spanOf(row),
-            spanOf(own),
-            spanOf(extra),
-            spanOf(begin),
-            spanOf(chained),
-            spanOf(after),
-            spanOf(lag)};
-        const replay::Calls calls = {
-            {spanOf(neededFirst), spanOf(needed)},
-            {spanOf(opensFirst), spanOf(opens)},
-            spanOf(before),
-            spanOf(issue),
-            spanOf(end),
-            spanOf(transfer),
-            spanOf(outside)};
-        std::optional<std::vector<double>> times;
-        {
-          const py::gil_scoped_release release;
-          times = replay::replay(programs, calls, marks);
-        }
-        if (!times) {
-          return std::nullopt;
-        }
-        return py::array_t<double>(py::ssize_t(times->size()), times->data());
+      "last_until",
+      [](const Column<double>& edges,
+         const Column<int64_t>& first,
+         const Column<double>& values,
+         const Column<int64_t>& cuts) {
+        return arrayOf(
+            replay::lastUntil(
+                spanOf(edges), spanOf(first), spanOf(values), spanOf(cuts)));
       },
-      "Returns the times of the ranks' marks, rank by rank; None if the ranks "
-      "deadlock.",
+      "Returns the index of the last edge of the rank that is not above each "
+      "value.",
+      py::arg("edges"),
       py::arg("first"),
-      py::arg("kind"),
-      py::arg("row"),
+      py::arg("values"),
+      py::arg("cuts"));
+  m.def(
+      "moved_events",
+      [](const Column<int64_t>& first,
+         const Column<double>& edge,
+         const Column<bool>& isIssue,
+         const Column<int64_t>& cell,
+         const Column<double>& length,
+         const Column<int64_t>& firstEvent,
+         const Column<double>& own,
+         const Column<int64_t>& kind,
+         const Column<double>& wanted) {
+        py::array_t<double> moved(own.size());
+        replay::moveEvents(
+            {spanOf(first),
+             spanOf(edge),
+             spanOf(isIssue),
+             spanOf(cell),
+             spanOf(length)},
+            {spanOf(firstEvent), spanOf(own), spanOf(kind)},
+            spanOf(wanted),
+            {moved.mutable_data(), size_t(moved.size())});
+        return moved;
+      },
+      "Returns the own time of each event if each step and phase takes as long "
+      "as wanted.",
+      py::arg("first"),
+      py::arg("edge"),
+      py::arg("is_issue"),
+      py::arg("cell"),
+      py::arg("length"),
+      py::arg("first_event"),
       py::arg("own"),
-      py::arg("extra"),
-      py::arg("begin"),
-      py::arg("chained"),
-      py::arg("after"),
-      py::arg("lag"),
-      py::arg("needed_first"),
-      py::arg("needed"),
-      py::arg("opens_first"),
-      py::arg("opens"),
-      py::arg("before"),
-      py::arg("issue"),
-      py::arg("end"),
-      py::arg("transfer"),
-      py::arg("outside"),
-      py::arg("marks"));
+      py::arg("kind"),
+      py::arg("wanted"));
 }
 
 } // namespace commprof

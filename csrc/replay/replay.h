@@ -20,8 +20,6 @@ struct Programs {
   std::span<const int64_t> first;
   std::span<const int64_t> kind;
   std::span<const int64_t> row;
-  std::span<const double> own;
-  std::span<const double> extra;
   std::span<const double> begin; // [rank]: begin of its program
   // Row chained[k] is issued lag[k] after row after[k] has completed.
   std::span<const int64_t> chained;
@@ -43,15 +41,82 @@ struct Calls {
   std::span<const int64_t> before;
   std::span<const int64_t> issue;
   std::span<const int64_t> end; // as recorded
-  std::span<const double> transfer;
   std::span<const bool> outside; // not replayed: keeps its `end`
 };
 
-// Returns the times of all marks, rank by rank, with `marks` times for each
-// rank. Returns nothing if the ranks wait for each other forever.
-std::optional<std::vector<double>> replay(
-    const Programs& programs,
-    const Calls& calls,
-    size_t marks);
+// What a change may change.
+struct Changed {
+  std::span<const double> own; // of each event
+  std::span<const double> extra; // of each event
+  std::span<const double> transfer; // of each row
+  // Rows whose transfer takes no time, and after which a rank does not go on
+  // later than recorded; empty: no row.
+  std::span<const bool> free;
+};
+
+// State of a replayed row. What one row needs is kept together, because the
+// rows of a collective lie far apart: each rank's rows are neighbours.
+struct State {
+  double time; // completion; before: start of a wait for an earlier row
+  double transfer;
+  int32_t before;
+  int32_t queued; // a slot that begins once this one is complete
+  int32_t nextQueued; // another that begins once `before` is complete
+  int32_t waiting : 30; // a rank that waits for this row
+  uint32_t done : 1;
+  uint32_t free : 1;
+};
+static_assert(sizeof(State) == 32);
+
+// Programs and calls, prepared for several replays, one at a time.
+class Plan {
+ public:
+  // `marks`: number of times that each rank marks.
+  Plan(const Programs& programs, const Calls& calls, size_t marks);
+
+  // Returns the times of all marks, rank by rank. Returns nothing if the ranks
+  // wait for each other forever.
+  std::optional<std::vector<double>> times(const Changed& changed);
+
+ private:
+  friend class Run;
+
+  // Only replayed rows have a number here, their "slot": a long run has many
+  // more rows. A number below kNone stands for a row that is not replayed:
+  // fixed(number) is its index in fixedRow_.
+  int32_t slotOrFixed(int64_t row);
+  void findNeeding(const Lists& needed);
+  void findOpening(const Lists& opens);
+  void prepare(const Calls& calls);
+
+  size_t ranks_;
+  size_t marks_;
+  std::vector<int64_t> first_; // [rank]: its first event
+  std::vector<double> begin_;
+  std::vector<Event> kind_; // [event]
+  std::vector<int32_t> target_; // [event]: slot, fixed row or mark
+  std::vector<int32_t> slot_; // [row]; emptied once prepared
+  std::vector<int64_t> rowOf_; // [slot]
+  std::vector<int32_t> before_; // [slot]: slot, fixed row or kNone
+  std::vector<int64_t> fixedRow_;
+  std::vector<double> fixedEnd_;
+  // [slot]: the only condition that needs it, or kNone; or if several need it,
+  // a number below kNone: fixed(number) is its index in severalFirst_.
+  std::vector<int32_t> needing_;
+  std::vector<int64_t> severalFirst_;
+  std::vector<int32_t> several_;
+  std::vector<int64_t> opensFirst_; // [condition]
+  std::vector<int32_t> opens_; // slots
+  // [condition]: needed rows that are replayed, and the latest issue of the
+  // other ones.
+  std::vector<int32_t> missing_;
+  std::vector<double> arrived_;
+  // [chained row]: its slot (kNone if not replayed), the slot or fixed row that
+  // it follows, and by how much.
+  std::vector<int32_t> chained_;
+  std::vector<int32_t> after_;
+  std::vector<double> lag_;
+  std::vector<State> state_; // [slot], of the replay in progress
+};
 
 } // namespace commprof::replay

@@ -123,7 +123,7 @@ def gains(seen: MeasuredWorld, evidence: Evidence | None = None) -> Gains | None
     if recorded is None or not recorded[found.counted].all():
         return None
     base = recorded[found.counted]
-    ideal = found.step_ns(free=found.all_rows)
+    ideal = found.without_transfers()
     own = found.own_ns[:, found.counted].sum(axis=(1, 2))
     rows = []
     for gain, changed in found.changes(seen, own):
@@ -216,7 +216,15 @@ class Replays:
         self.kept_ns = np.minimum(kept_ns, self.own_ns)
         #: Time ``[rank, step]`` that each rank waits for communication.
         self.waited_ns = wall_ns - self.own_ns.sum(axis=2)
-        self.all_rows = np.ones(len(self.group), dtype=bool)
+        self._alike: dict[int, Floats | None] = {}
+        self._as_alike: dict[tuple[int, bytes], Floats] = {}
+        self._ideal: list[Floats | None] = []
+
+    def without_transfers(self) -> Floats | None:
+        """Returns :meth:`step_ns` if no transfer takes time; it is replayed once."""
+        if not self._ideal:
+            self._ideal.append(self.step_ns(free=np.ones(len(self.group), dtype=bool)))
+        return self._ideal[0]
 
     def saved(self, base_ns: Floats, changed_ns: Floats) -> Interval:
         """Returns the fraction of the mean step that a change saves, over the counted steps.
@@ -287,10 +295,7 @@ class Replays:
             yield _Change("balance"), self.step_ns(mean, pieces_ns=self._mean_pieces_ns())
         for group, name in _groups(seen, self.group):
             yield _Change("group", group=name), self.step_ns(free=self.group == group)
-        yield (
-            _Change("communication"),
-            self.step_ns(free=self.all_rows),
-        )
+        yield _Change("communication"), self.without_transfers()
 
     def _late_steps(self, place: int) -> npt.NDArray[np.bool_]:
         """Mask over the counted steps: True for the steps in which one given rank is late.
@@ -346,18 +351,23 @@ class Replays:
 
         None if there are no such ranks, or if :meth:`_pieces_ns` returns None.
         """
-        alike = np.logical_and.reduce([ranks.pieces.alike(place) for ranks, _ in self.stretches])
-        alike[place] = False
-        if self._pieces_ns(place) is None or not alike.any():
+        if place not in self._alike:
+            self._alike = {place: self._lengths_of_alike(place)}
+        return self._alike[place]
+
+    def _lengths_of_alike(self, index: int) -> Floats | None:
+        alike = np.logical_and.reduce([ranks.pieces.alike(index) for ranks, _ in self.stretches])
+        alike[index] = False
+        if self._pieces_ns(index) is None or not alike.any():
             return None
-        places = np.concatenate(([place], np.flatnonzero(alike)))
-        found = []
+        places = np.concatenate(([index], np.flatnonzero(alike)))
+        lengths = []
         for ranks, _ in self.stretches:
-            rows = ranks.pieces.by_step(place)
+            rows = ranks.pieces.by_step(index)
             assert rows is not None
             first = ranks.pieces.first[places][:, np.newaxis, np.newaxis]
-            found.append(ranks.pieces.length_ns[first + rows])
-        return np.concatenate(found, axis=1)
+            lengths.append(ranks.pieces.length_ns[first + rows])
+        return np.concatenate(lengths, axis=1)
 
     def _mean_pieces_ns(self) -> dict[int, Floats]:
         """Returns mean lengths of all ranks' pieces, by rank index; empty if the pieces differ."""
@@ -378,11 +388,14 @@ class Replays:
         alike = self._of_alike(place)
         if alike is None:
             return {}
-        own = alike[0]
-        mine = own[self.counted]
-        others = np.concatenate(alike[1:, self.counted][:, ~late])
-        for part in (late, ~late):
-            mine[part] = _in_place_of(mine[part], others)
+        own, key = alike[0], (place, late.tobytes())
+        if key not in self._as_alike:
+            mine = own[self.counted]
+            others = np.concatenate(alike[1:, self.counted][:, ~late])
+            for part in (late, ~late):
+                mine[part] = _in_place_of(mine[part], others)
+            self._as_alike = {key: mine}
+        mine = self._as_alike[key]
         pieces = self.stretches[0][0].pieces
         rows = pieces.by_step(place)
         assert rows is not None

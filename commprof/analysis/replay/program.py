@@ -30,6 +30,11 @@ from commprof.trace.ranks import accumulated, firsts, joined, ranks_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, PHASES, Phase
 
+try:
+    from commprof._reading import last_until, moved_events
+except ImportError:  # not built, or too old: then numpy computes the same
+    last_until = moved_events = None  # type: ignore[assignment]
+
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
@@ -274,6 +279,14 @@ class Programs(Sequence[Program]):
         return (rank * self.steps + step) * len(PHASES) + phase
 
     @cached_property
+    def _cells(self) -> Ints:
+        """Step and phase of the piece after each cut of ``pieces`` as one number; -1 for none."""
+        pieces = self.pieces
+        return np.where(
+            pieces.step >= 0, self._cell(pieces.first, pieces.step, pieces.phase), -1
+        ).astype(np.int64)
+
+    @cached_property
     def pieces(self) -> Pieces:
         """Own time, cut at issues of collectives and at borders of phases."""
         events, borders = self.events, self._borders
@@ -309,7 +322,20 @@ class Programs(Sequence[Program]):
         divided; None for the recorded lengths.
         """
         pieces, events = self.pieces, self.events
-        length = (pieces.length_ns if length_ns is None else length_ns).copy()
+        length = pieces.length_ns if length_ns is None else length_ns
+        if moved_events is not None:
+            return moved_events(
+                first=pieces.first,
+                edge=pieces.edge_ns,
+                is_issue=pieces.is_issue,
+                cell=self._cells,
+                length=length,
+                first_event=events.first,
+                own=events.own_ns,
+                kind=events.kind,
+                wanted=wanted_ns.reshape(-1),
+            )
+        length = length.copy()
         now = self._by_phase(pieces.first, pieces.step, pieces.phase, length)
         factor = np.divide(wanted_ns, now, out=np.ones_like(now), where=now > 0).reshape(-1)
         inside = pieces.step >= 0
@@ -336,6 +362,8 @@ def _last_until(edges: Floats, first: Ints, values: Floats, cuts: Ints) -> Ints:
     hold one rank after the other; ``first`` and ``cuts`` are the indices of each rank's first edge
     and first value, then the total numbers.
     """
+    if last_until is not None:
+        return last_until(edges=edges, first=first, values=values, cuts=cuts)
     row = np.empty(len(values), dtype=np.int64)
     bounds = first.tolist(), cuts.tolist()
     for place in range(len(first) - 1):

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from commprof.analysis.replay import engine
+from commprof.analysis.replay import engine, program
 from commprof.analysis.replay.gains import gains
 from commprof.analysis.step.measured import measured_world
 from tests.support.builders.exact.drawn import SHAPES, drawn
@@ -15,7 +15,7 @@ from tests.support.builders.exact.simulation import simulate
 from tests.support.builders.traces import world_run
 
 pytestmark = pytest.mark.skipif(
-    engine.native_replay is None, reason="the module `_reading` was not built"
+    engine.NativePlan is None, reason="the module `_reading` was not built"
 )
 
 
@@ -26,7 +26,11 @@ def test_both_replays_give_the_same_gains(shape: str, seed: int) -> None:
     seen = measured_world(world_run(recorded(job, simulate(job))))
     assert seen is not None
     native = gains(seen)
-    with patch.object(engine, "native_replay", None):
+    with (
+        patch.object(engine, "NativePlan", None),
+        patch.object(program, "moved_events", None),
+        patch.object(program, "last_until", None),
+    ):
         in_python = gains(seen)
     assert native is not None
     assert native == in_python

@@ -1,0 +1,48 @@
+// Own times of events, if the pieces between them take longer or shorter. The
+// rules, and the same in numpy, are in commprof/analysis/replay/program.py.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace commprof::replay {
+
+// Cuts of all ranks' own time, one rank after the other; times in ns.
+struct Cuts {
+  // Index of each rank's first cut; the last entry is the number of all cuts.
+  std::span<const int64_t> first;
+  std::span<const double> edge; // own time at each cut, ascending in a rank
+  std::span<const bool> isIssue;
+  // Step and phase of the piece after each cut, as one number; negative: none.
+  std::span<const int64_t> cell;
+  std::span<const double> length; // of the piece after each cut
+};
+
+// Events of all ranks, one rank after the other.
+struct Moments {
+  std::span<const int64_t> first; // index of each rank's first event
+  std::span<const double> own; // ascending in a rank
+  std::span<const int64_t> kind; // 0: an issue
+};
+
+// Returns, per value, the index of the rank's last edge that is not above the
+// value, or of its first edge. `edges` and `values` hold one rank after the
+// other, in ascending order; `first` and `cuts` are the indices of each rank's
+// first edge and first value.
+std::vector<int64_t> lastUntil(
+    std::span<const double> edges,
+    std::span<const int64_t> first,
+    std::span<const double> values,
+    std::span<const int64_t> cuts);
+
+// Writes the own time of each event to `result`, if the pieces of each step and
+// phase take wanted[cell] together. The issues of a rank are in the order of
+// its cuts.
+void moveEvents(
+    const Cuts& cuts,
+    const Moments& events,
+    std::span<const double> wanted,
+    std::span<double> result);
+
+} // namespace commprof::replay
