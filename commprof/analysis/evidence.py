@@ -20,7 +20,7 @@ from enum import Enum
 import numpy as np
 
 from commprof import invocation
-from commprof.analysis.align.device_timeline import timed_collectives
+from commprof.analysis.align.device_timeline import device_collectives, timed_collectives
 from commprof.analysis.step.breakdown import WORTH_A_LOOK
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.analysis.step.waiting import NOT_SPLIT, is_split
@@ -29,7 +29,7 @@ from commprof.text import named_ranks
 from commprof.trace import columns
 from commprof.trace.lookup import among, is_in, row_containing
 from commprof.trace.reader import Trace
-from commprof.trace.schema import FLAG_DEVICE_ASYNC, POINT_TO_POINT, Kind
+from commprof.trace.schema import POINT_TO_POINT
 from commprof.units import ns_to_ms
 
 #: Largest fractions, of records and of collectives, whose loss hardly changes the figures.
@@ -70,10 +70,7 @@ class Figure(Enum):
 
 def _ran_on_device(trace: Trace) -> bool:
     """True if commprof recorded collectives that ran on a device."""
-    if trace.is_foreign:
-        return False
-    flags = columns.of_kind(trace.records, Kind.ISSUE)["flags"]
-    return bool((flags & FLAG_DEVICE_ASYNC != 0).any())
+    return not trace.is_foreign and device_collectives(trace) > 0
 
 
 @dataclass(frozen=True)

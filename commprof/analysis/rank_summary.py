@@ -107,17 +107,30 @@ class RankSummary:
 
 
 def rank_summary(
-    run: WorldRun, rank: int, part: Breakdown, parts: StepParts, samples: float
+    run: WorldRun,
+    rank: int,
+    steps: Ints,
+    wall_ns: float,
+    parts: StepParts,
+    samples: float,
+    kernels: KernelTimes | None,
 ) -> RankSummary:
-    """Computes the figures of one rank over the steps of ``part``, whose means are ``parts``.
+    """Computes the figures of one rank over some steps.
 
-    ``samples``: number of samples that the rank read, if the training loop recorded none.
+    Args:
+        run: the ranks' recordings.
+        rank: global rank.
+        steps: numbers of the steps.
+        wall_ns: their time.
+        parts: the mean step.
+        samples: number of samples that the rank read, if the training loop recorded none.
+        kernels: None if the trace holds no kernels.
     """
-    duration_s = ns_to_s(float(part.wall_ns.sum()))
+    duration_s = ns_to_s(wall_ns)
     result = run.results.get(rank)
     average_loss, final_loss = math.nan, math.nan
     if result is not None:
-        samples = samples_trained(result, part.step)
+        samples = samples_trained(result, steps)
         average_loss, final_loss = float(result["average_loss"]), float(result["losses"][-1])
     host = str(run.traces[rank].metadata["machine"]["hostname"])
     return RankSummary(
@@ -135,6 +148,7 @@ def rank_summary(
         peak_rss_bytes=_bytes(result, "peak_bytes"),
         device_peak_bytes=_bytes(result, "device_peak_bytes"),
         device=device_telemetry(run.traces[rank]),
+        kernels=kernels,
     )
 
 

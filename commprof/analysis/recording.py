@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commprof.analysis.align.device_timeline import clock_error_ns, timed_collectives
+from commprof.analysis.align.device_timeline import (
+    clock_error_ns,
+    device_collectives,
+    timed_collectives,
+)
 from commprof.analysis.collectives.calls import assumes_threads
 from commprof.analysis.step.measured import MeasuredSteps, MeasuredWorld
 from commprof.field_groups import FieldGroup
@@ -63,7 +67,7 @@ def world_recording(run: WorldRun, seen: MeasuredWorld) -> WorldRecording:
     return WorldRecording(
         missing_ranks=tuple(sorted(set(range(run.world_size)).difference(seen.ranks))),
         dropped_records=sum(trace.dropped for trace in run.traces.values()),
-        device_collectives=sum(_on_device(trace) for trace in run.traces.values()),
+        device_collectives=sum(map(device_collectives, run.traces.values())),
         clocks_shared=seen.clocks_shared,
         clock_error_us=whole.clock_error_us,
         problems=run.problems,
@@ -97,8 +101,3 @@ def _failed_calls(traces: list[Trace]) -> tuple[tuple[str, int], ...]:
 def _device_clock_error_us(traces: list[Trace]) -> float:
     known = [error for trace in traces if not math.isnan(error := clock_error_ns(trace))]
     return ns_to_us(max(known)) if known else math.nan
-
-
-def _on_device(trace: Trace) -> int:
-    parts = in_parts(trace.records, schema.Kind.ISSUE, "flags")
-    return sum(int((flags & schema.FLAG_DEVICE_ASYNC != 0).sum()) for (flags,) in parts)

@@ -11,7 +11,7 @@ from commprof.analysis.collectives.kinds import SteplessCollectives, stepless_co
 from commprof.analysis.collectives.nccl import NcclWorld, nccl_world
 from commprof.analysis.cores import with_all_cpus
 from commprof.analysis.detail import WorldDetail, world_detail
-from commprof.analysis.evidence import Figure
+from commprof.analysis.evidence import Figure, evidence_of
 from commprof.analysis.late.attempts import Attempt, attempts_of, attempts_remarks
 from commprof.analysis.late.incidents import WatchedCalls, find_incidents
 from commprof.analysis.loss_curves import loss_agreement
@@ -95,10 +95,11 @@ def analyse_in_detail(
             summaries.append(summary)
         calls = WatchedCalls()
         seen = measured_world(run, None if steps_only else calls.add, all_calls)
+        evidence = None if seen is None else evidence_of(seen)
         if not steps_only:
-            incidents.append(find_incidents(run, seen, calls))
+            incidents.append(find_incidents(run, seen, calls, evidence))
         return_free_memory()
-        world = None if seen is None else world_result(run, seen, steps_only)
+        world = None if seen is None else world_result(run, seen, steps_only, evidence)
         without = None if steps_only else _stepless(run, seen)
         stepless += [without] if without is not None else []
         nccl += [] if steps_only else _of_nccl(run, seen)

@@ -75,7 +75,12 @@ class WorldResult:
         return self.parts.exposed_ms - sum(row.times.exposed_ms for row in rows)
 
 
-def world_result(run: WorldRun, seen: MeasuredWorld, steps_only: bool = False) -> WorldResult:
+def world_result(
+    run: WorldRun,
+    seen: MeasuredWorld,
+    steps_only: bool = False,
+    evidence: Evidence | None = None,
+) -> WorldResult:
     """Computes the figures of one world size.
 
     If ``steps_only``, only figures of its steps, ranks and recording are computed: collectives,
@@ -84,11 +89,13 @@ def world_result(run: WorldRun, seen: MeasuredWorld, steps_only: bool = False) -
     Losses and commprof's own cost come from the account that the built-in training loop writes on
     each rank (``rank_N.json``). Without this account (in a user's own loop, or if a rank was
     killed) they are NaN, and samples are counted from the batches that DataLoaders returned.
+
+    ``evidence``: the evidence of the world size; None to compute it.
     """
     whole = seen.all_steps
     ranks = _rank_summaries(run, seen)
     timing, recording = step_timing(whole), world_recording(run, seen)
-    evidence = evidence_of(seen)
+    evidence = evidence or evidence_of(seen)
     result = WorldResult(
         world_size=run.world_size,
         ranks=ranks,
@@ -130,11 +137,12 @@ def _rank_summaries(run: WorldRun, seen: MeasuredWorld) -> tuple[RankSummary, ..
     step = seen.measured.step
     kernels = kernel_times(seen.matching, seen.traces, seen.tables, step, seen.clocks_shared)
     whole = seen.all_steps
-    samples = samples_read(whole.on_host, whole.measured.step)
-    columns = seen.ranks, whole.measured, step_parts(whole.measured), samples, kernels
+    steps = whole.measured.step
+    samples = samples_read(whole.on_host, steps)
+    columns = seen.ranks, whole.measured.sums("wall"), step_parts(whole.measured), samples, kernels
     return tuple(
-        replace(rank_summary(run, rank, part, parts, read), kernels=of_rank)
-        for rank, part, parts, read, of_rank in zip(*columns, strict=True)
+        rank_summary(run, rank, steps, wall_ns, parts, read, of_rank)
+        for rank, wall_ns, parts, read, of_rank in zip(*columns, strict=True)
     )
 
 

@@ -62,6 +62,21 @@ def has_device_times(trace: Trace) -> bool:
     return any(len(of_kind(trace.records, kind)) for kind in (Kind.DEVICE_READY, Kind.DEVICE_WAIT))
 
 
+def device_collectives(trace: Trace) -> int:
+    """Number of collectives that the rank issued on a device; counted once per trace."""
+    if device_collectives not in trace.tables:
+        parts = in_parts(trace.records, Kind.ISSUE, "flags")
+        trace.tables[device_collectives] = sum(
+            # flags that all calls share are stored once
+            len(flags) * bool(flags[0] & schema.FLAG_DEVICE_ASYNC)
+            if len(flags) and flags.strides == (0,)
+            else int((flags & schema.FLAG_DEVICE_ASYNC != 0).sum())
+            for (flags,) in parts
+        )
+    count: int = trace.tables[device_collectives]
+    return count
+
+
 def timed_collectives(trace: Trace) -> int:
     """Number of device collectives whose completion or wait was timed by a device event."""
     records = trace.records

@@ -30,12 +30,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.align.alike_ranks import alike_ranks
 from commprof.analysis.align.interfaces import ddp_logs, logged_bucket_sizes, trained_no_ddp
 from commprof.trace import columns
 from commprof.trace.columns import Buckets, Collectives, Ints
 from commprof.trace.documents import Group
-from commprof.trace.lookup import among, distinct_rows, joined_column, kept_once, look_up, one_value
-from commprof.trace.ranks import Narrow
+from commprof.trace.lookup import among, distinct_rows, joined_column, kept_once, look_up, repeated
+from commprof.trace.ranks import Narrow, joined
 from commprof.trace.reader import Trace
 from commprof.trace.schema import AWAITS, NO_SEQ, OPS, POINT_TO_POINT, SOME_WAIT, Kind
 
@@ -125,7 +126,7 @@ def match(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Matching:
     whose group or sequence number is not known.
     """
     groups: dict[tuple[str, int], tuple[int, Group]] = {}
-    parts = [_keys(trace, table, groups) for trace, table in zip(traces, tables, strict=True)]
+    parts = [_keys(traces[rows], tables[rows], groups) for rows in alike_ranks(traces)]
     *keys, expected = (joined_column(column) for column in zip(*parts, strict=True))
     del parts
     lengths = tuple(len(table) for table in tables)
@@ -168,40 +169,46 @@ def rank_in_group(trace: Trace, table: Collectives) -> Ints:
 
 
 def _keys(
-    trace: Trace, table: Collectives, groups: dict[tuple[str, int], tuple[int, Group]]
+    traces: Sequence[Trace],
+    tables: Sequence[Collectives],
+    groups: dict[tuple[str, int], tuple[int, Group]],
 ) -> tuple[Ints, ...]:
     """Returns, per row, the key of its collective (six columns) and how many ranks issue it.
 
-    The number of ranks is 0 if the row cannot be matched with rows of other ranks.
+    The ranks describe their groups alike, see :func:`alike_ranks`. The number of ranks is 0 if the
+    row cannot be matched with rows of other ranks.
 
     Each rank numbers its groups independently, but group names are the same on all ranks. Groups
     that reuse a name (the default group after ``destroy_process_group``) are distinguished by their
     order.
     """
-    group = np.full(len(table), -1, dtype=np.int64)
-    expected = np.zeros(len(table), dtype=np.int64)
-    own_rank = rank_in_group(trace, table)
+    number, op, seq = (joined(tables, name) for name in ("group", "op", "seq"))
+    group = np.full(len(op), -1, dtype=np.int64)
+    expected = np.zeros(len(op), dtype=np.int64)
     turns: Counter[str] = Counter()
-    for described in sorted(trace.groups.values(), key=lambda each: each.id):
-        rows = table.group == described.id
+    for described in sorted(traces[0].groups.values(), key=lambda each: each.id):
+        rows = number == described.id
         key = described.name, turns[described.name]
         turns[described.name] += 1
         group[rows] = groups.setdefault(key, (len(groups), described))[0]
         expected[rows] = described.size
-    sent, message = table.op == SEND, among(table.op, *POINT_TO_POINT)
+    message = among(op, *POINT_TO_POINT)
     expected[message & (group >= 0)] = 2
     # In other rows NO_SEQ is a number: the numbers that commprof records wrap around.
-    unnumbered = (message | (table.op == _OTHER) | trace.is_foreign) & (table.seq == NO_SEQ)
-    expected[(table.op == RECV_ANY_SOURCE) | unnumbered] = 0
+    unnumbered = (message | (op == _OTHER) | traces[0].is_foreign) & (seq == NO_SEQ)
+    expected[(op == RECV_ANY_SOURCE) | unnumbered] = 0
     group, expected = kept_once(group), kept_once(expected)
     if not message.any():
-        none = one_value(np.full(len(table), -1))
-        return group, table.seq, table.op, none, none, none, expected
-    source = np.where(message, np.where(sent, own_rank, table.peer), -1)
-    target = np.where(message, np.where(sent, table.peer, own_rank), -1)
-    size = np.where(message, np.where(sent, table.bytes_in, table.bytes_out), -1)
-    op = np.where(table.op == RECV, SEND, table.op)
-    return group, table.seq, op, source, target, size, expected
+        none = repeated(np.int64(-1), len(op))
+        return group, seq, op, none, none, none, expected
+    own_rank = np.concatenate(list(map(rank_in_group, traces, tables)))
+    sent, peer = op == SEND, joined(tables, "peer")
+    source = np.where(message, np.where(sent, own_rank, peer), -1)
+    target = np.where(message, np.where(sent, peer, own_rank), -1)
+    size = np.where(
+        message, np.where(sent, joined(tables, "bytes_in"), joined(tables, "bytes_out")), -1
+    )
+    return group, seq, np.where(op == RECV, SEND, op), source, target, size, expected
 
 
 Mask = npt.NDArray[np.bool_]

@@ -58,16 +58,15 @@ def _phases(ranks: Sequence[Observed]) -> CrossCheck:
 
     The sum is larger than the step time if some time is counted twice.
     """
+    names = ("data", "forward", "backward", "exposed", "optimizer", "other")
+    measured = ranks[0].parts
     wall = parts = 0.0
-    for rank in ranks:
-        part = rank.measured
-        wall += float(part.wall_ns.sum())
-        for values in (
-            *(part.work.data_ns, part.work.forward_ns, part.work.backward_ns),
-            *(part.exposed_ns, part.work.optimizer_ns, part.work.other_ns),
-        ):
-            parts += float(np.maximum(values, 0).sum())
-    steps = sum(len(rank.measured.step) for rank in ranks)
+    sums = [np.maximum(measured.table(name), 0).sum(axis=1).tolist() for name in names]
+    for rank, of_parts in zip(ranks, zip(*sums, strict=True), strict=True):
+        wall += rank.total_ns("wall")
+        for part_ns in of_parts:
+            parts += part_ns
+    steps = len(ranks) * len(measured.step)
     ours, other = (ns_to_ms(x / steps) if steps else math.nan for x in (wall, parts))
     return compared("phases", "step against the sum of its parts", "ms", ours, other, SAME_TIME, "")
 
@@ -78,8 +77,8 @@ def _loop_clock(run: WorldRun, ranks: Sequence[Observed]) -> CrossCheck:
     for rank in ranks:
         result = run.results.get(rank.trace.rank)
         if result is not None:
-            loop_ns = float(sum(result["step_ns"][i] for i in rank.measured.step.tolist()))
-            found.append((rank.trace.rank, float(rank.measured.wall_ns.sum()), loop_ns))
+            loop_ns = float(sum(result["step_ns"][i] for i in rank.parts.step.tolist()))
+            found.append((rank.trace.rank, rank.total_ns("wall"), loop_ns))
     name, what = "loop_clock", "steps on the loop's own clock"
     if not found:
         return missing(name, what, "s", "there are no step times from the built-in loop")
@@ -129,7 +128,7 @@ def _gradient_bytes(rank: Observed, buckets: Buckets, group: str | None) -> floa
     steps = columns.steps(rank.trace)
     row = row_containing(steps.begin_ns, steps.end_ns, times)
     inside = (row >= 0) & (task >= 0)
-    inside[inside] = np.isin(steps.index[row[inside]], rank.measured.step)
+    inside[inside] = np.isin(steps.index[row[inside]], rank.parts.step)
     _, member = np.unique(task[inside], return_inverse=True)
     total = np.bincount(member.reshape(-1), weights=sizes[inside])
     return float(np.median(total)) if len(total) else math.nan
@@ -137,12 +136,12 @@ def _gradient_bytes(rank: Observed, buckets: Buckets, group: str | None) -> floa
 
 def _network(run: WorldRun, ranks: Sequence[Observed], are_sampled: bool) -> CrossCheck:
     traces = [rank.trace for rank in ranks]
-    payload = [
+    payload = (
         (math.nan if are_sampled else all_sent_bytes(rank.trace, rank.table))
         if rank.trace.summary is None
         else all_sent_bytes(run.traces[number])
         for number, rank in zip(sorted(run.traces), ranks, strict=True)
-    ]
+    )
     return network_check(run.world_size, traces, payload)
 
 
@@ -185,13 +184,13 @@ def _bytes_per_step(rank: Observed, op: str) -> float:
     size of one rank's part. The result is NaN if there are no measured steps.
     """
     steps, table = columns.steps(rank.trace), rank.table
-    if len(rank.measured.step) == 0:
+    if len(rank.parts.step) == 0:
         return math.nan
     size = sizes_bytes(table.op, table.bytes_in, table.bytes_out, np.ones(len(table), np.int64))
     row = row_containing(steps.begin_ns, steps.end_ns, table.issue_ns)
     inside = (row >= 0) & (table.op == OPS.index(op))
     total = np.bincount(row[inside], weights=size[inside], minlength=len(steps))
-    return float(np.median(total[np.isin(steps.index, rank.measured.step)]))
+    return float(np.median(total[np.isin(steps.index, rank.parts.step)]))
 
 
 Found = Sequence[tuple[Trace, Summary]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,7 +189,7 @@ _SENT_BYTES = "bytes sent by the network interface"
 
 
 def network_check(
-    world_size: int, traces: Sequence[Trace], payload_bytes: Sequence[float], note: str = TRAFFIC
+    world_size: int, traces: Sequence[Trace], payload_bytes: Iterable[float], note: str = TRAFFIC
 ) -> CrossCheck:
     """Compares the ranks' payload with the counters of the network interfaces.
 
@@ -200,7 +200,7 @@ def network_check(
         world_size: ranks of the job, each of which must have left a trace.
         traces: traces of the ranks.
         payload_bytes: per trace, the least number of bytes that the rank's recorded calls send; NaN
-            if unknown.
+            if unknown. They are computed only if the counters are there.
         note: how the definitions of the two figures differ.
     """
     if len(traces) < world_size:

@@ -18,13 +18,16 @@ also have a backend for CPU tensors, with a queue of its own.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+import itertools
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.align.alike_ranks import sizes_of_groups
+from commprof.analysis.align.device_timeline import device_collectives
 from commprof.analysis.align.matching import RECV, Matching, last_awaited
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.analysis.step.exposure import exposures_of, training_thread
@@ -56,6 +59,8 @@ _MOST_THREADS = 1 << 16
 _FEW_THREADS = 32
 _NEVER = np.iinfo(np.int64).max
 
+Mask = npt.NDArray[np.bool_]
+
 
 def start_times(trace: Trace, table: Collectives) -> Ints:
     """Start of each collective of one rank, in ns; 0 if unknown.
@@ -65,6 +70,74 @@ def start_times(trace: Trace, table: Collectives) -> Ints:
     derived twice, from the earliest and from the latest possible end. If the results differ, the
     start is unknown.
     """
+    return all_start_times([trace], [table])
+
+
+def all_start_times(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Ints:
+    """Returns :func:`start_times` of all ranks, one rank after the other.
+
+    Neighbouring ranks with the same queues and equally many calls in each are computed at once.
+    """
+    parts, bounds = [], [0]
+    for _, row in itertools.groupby(zip(traces, tables, strict=True), _queues_of):
+        bounds.append(bounds[-1] + len(list(row)))
+    for begin, end in itertools.pairwise(bounds):
+        some = traces[begin:end], tables[begin:end]
+        starts = None if end - begin == 1 else _starts_at_once(*some)
+        parts += list(map(_starts_of, *some)) if starts is None else [starts]
+    return np.concatenate(parts)
+
+
+def _queues_of(rank: tuple[Trace, Collectives]) -> Hashable:
+    """Returns what ranks must share to be computed at once; a number of its own for no rank."""
+    trace, table = rank
+    if trace.device_activity is not None or device_collectives(trace):
+        return id(trace)
+    queues = tuple([(group.id, _host_threads(trace, group)) for group in trace.groups.values()])
+    return len(table), queues
+
+
+def _host_threads(trace: Trace, group: Group) -> int:
+    """Number of threads of a group's queue of calls on the host; 0 if it is not known.
+
+    The trace has the number only for groups of gloo and of the backend "commprof".
+    """
+    threads = _threads(trace, group)
+    # Rows of a gloo group without a name may belong to several different groups.
+    if (group.backend == "gloo" and group.name) or threads > 0:
+        return threads or DEFAULT_GLOO_THREADS
+    return 0
+
+
+def _starts_at_once(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Ints | None:
+    """Returns the starts of ranks with the same queues; None if the queues' lengths differ."""
+    shape = len(tables), len(tables[0])
+    op, number, issue, end, exact, failed = (
+        joined(tables, name).reshape(shape)
+        for name in ("op", "group", "issue_ns", "end_ns", "end_is_exact", "failed")
+    )
+    start = np.zeros(shape, dtype=np.int64)
+    unqueued = among(op, *_UNQUEUED)
+    for group in traces[0].groups.values():
+        threads = _host_threads(traces[0], group)
+        if not threads:
+            continue
+        rows = number == group.id
+        start[rows & unqueued] = 1
+        rows &= ~unqueued
+        count = np.count_nonzero(rows, axis=1)
+        if threads > _FEW_THREADS or not (count == count[0]).all():
+            return None
+        queued: list[npt.NDArray[Any]] = [
+            column[rows].reshape(len(tables), -1) for column in (exact, issue, end, failed)
+        ]
+        start[rows] = _starts_in_queue(queued[0], queued[1], queued[2], queued[3], threads).reshape(
+            -1
+        )
+    return np.where(unqueued & (start > 0), issue, start).reshape(-1)
+
+
+def _starts_of(trace: Trace, table: Collectives) -> Ints:
     if trace.device_activity is not None:
         return table.issue_ns  # on a device, starts are the times at which kernels began
     start = np.zeros(len(table), dtype=np.int64)
@@ -73,27 +146,28 @@ def start_times(trace: Trace, table: Collectives) -> Ints:
     for group in trace.groups.values():
         in_group = table.group == group.id
         queues = [(DEVICE_STREAMS, in_group & on_device)]
-        # The trace has the number of threads only for groups of gloo and of the backend "commprof".
-        gloo_threads = _threads(trace, group)
-        # Rows of a gloo group without a name may belong to several different groups.
-        if (group.backend == "gloo" and group.name) or gloo_threads > 0:
-            queues.append((gloo_threads or DEFAULT_GLOO_THREADS, in_group & ~on_device))
+        if host_threads := _host_threads(trace, group):
+            queues.append((host_threads, in_group & ~on_device))
         for threads, rows in queues:
             start[rows & unqueued] = 1
             queued = np.flatnonzero(rows & ~unqueued)
-            start[queued] = _starts_in_queue(table, queued, threads)
+            exact, failed = table.end_is_exact[queued], table.failed[queued]
+            issue, end = table.issue_ns[queued], table.end_ns[queued]
+            start[queued] = _starts_in_queue(exact, issue, end, failed, threads)
     return np.where(unqueued & (start > 0), table.issue_ns, start)
 
 
-def _starts_in_queue(table: Collectives, rows: Ints, threads: int) -> Ints:
-    """Starts of the rows, which share one queue with this number of threads; 0 if unknown."""
-    exact, issue, end = table.end_is_exact[rows], table.issue_ns[rows], table.end_ns[rows]
+def _starts_in_queue(exact: Mask, issue: Ints, end: Ints, failed: Mask, threads: int) -> Ints:
+    """Starts of the calls of queues with this number of threads; 0 if unknown.
+
+    The last axis of each column is the order of a queue.
+    """
     earliest = fifo_starts(issue, np.where(exact, end, issue), threads)
     latest = earliest
     if not exact.all():
-        bound = np.where((end > 0) & ~table.failed[rows], end, _NEVER)
+        bound = np.where((end > 0) & ~failed, end, _NEVER)
         if threads == 1:  # calls end in the order of issue, except for a call that gloo refused
-            bound = np.minimum.accumulate(bound[::-1])[::-1]
+            bound = np.minimum.accumulate(bound[..., ::-1], axis=-1)[..., ::-1]
         latest = fifo_starts(issue, np.where(exact, end, bound), threads)
     # Ends are recorded a little late, so that a derived start may be later than the collective's
     # own end.
@@ -142,7 +216,8 @@ def fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
     """Start times in a queue that is served in order by a number of threads.
 
     Args:
-        issue_ns: issue of each collective, in the order of the queue.
+        issue_ns: issue of each collective, in the order of the queue; with up to 32 threads
+            also of several queues, the last axis of each column.
         end_ns: completion of each collective; these may be in another order.
         threads: at least 1.
     """
@@ -152,7 +227,9 @@ def fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
     # The smaller one of the old and the new end is passed on to the next round.
     latest = end_ns
     for _ in range(threads):
-        before = np.maximum.accumulate(np.concatenate(([0], latest)))[:-1]
+        before = np.zeros_like(latest)
+        np.maximum.accumulate(latest[..., :-1], axis=-1, out=before[..., 1:])
+        np.maximum(before, 0, out=before)
         latest = np.minimum(latest, before)
     starts: Ints = np.maximum(issue_ns, before)
     return starts
@@ -273,9 +350,7 @@ def calls_of(
     else:
         wait, transfer, common_transfer = np.full((3, count), np.nan)
     del times
-    group_size = joined_column(
-        group_sizes(trace, table) for trace, table in zip(traces, tables, strict=True)
-    )
+    group_size = sizes_of_groups(traces, tables)
     op, bytes_in, bytes_out = (joined(tables, name) for name in ("op", "bytes_in", "bytes_out"))
     sizes = kept_once(sizes_bytes(op, bytes_in, bytes_out, group_size))
     del bytes_in, bytes_out
@@ -309,9 +384,7 @@ class _Times:
     @classmethod
     def of(cls, traces: Sequence[Trace], tables: Sequence[Collectives]) -> _Times:
         return cls(
-            np.concatenate(
-                [start_times(trace, table) for trace, table in zip(traces, tables, strict=True)]
-            ),
+            all_start_times(traces, tables),
             joined(tables, "end_ns"),
             np.concatenate([table.end_is_exact & ~table.failed for table in tables]),
             joined(tables, "op"),

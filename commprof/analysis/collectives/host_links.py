@@ -184,7 +184,7 @@ def _sent_in_steps(ranks: Sequence[Observed], sent: npt.NDArray[np.float64]) -> 
     """
     marks = [columns.steps(rank.trace) for rank in ranks]
     index, begin_ns, end_ns = (joined(marks, name) for name in ("index", "begin_ns", "end_ns"))
-    chosen = np.isin(index, ranks[0].measured.step)
+    chosen = np.isin(index, ranks[0].parts.step)
     tables = [rank.table for rank in ranks]
     first = firsts(list(map(len, tables)))
     of_steps = firsts(list(map(len, marks)))
@@ -204,9 +204,9 @@ def _rates(members: Sequence[Observed], sent: dict[int, float]) -> tuple[float, 
     """
     total_bytes = sum(sent[rank.trace.rank] for rank in members)
     # A host's link is taken to be in use while a collective is in flight on one of its ranks.
-    flight_s = max(ns_to_s(float(rank.measured.in_flight_ns.sum())) for rank in members)
-    wall_s = max(ns_to_s(float(rank.measured.wall_ns.sum())) for rank in members)
-    steps = len(members[0].measured.step)
+    flight_s = max(ns_to_s(rank.total_ns("in_flight")) for rank in members)
+    wall_s = max(ns_to_s(rank.total_ns("wall")) for rank in members)
+    steps = len(members[0].parts.step)
     gbit = total_bytes * 8 / 1e9
     return (
         total_bytes / steps if steps else math.nan,

@@ -22,15 +22,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.align.alike_ranks import sizes_of_groups
 from commprof.analysis.align.matching import Matching, bucket_numbers, last_awaited
-from commprof.analysis.collectives.calls import group_sizes, start_times
+from commprof.analysis.collectives.calls import all_start_times
 from commprof.analysis.collectives.traffic import sizes_bytes
-from commprof.analysis.step.breakdown import in_flight_ns
+from commprof.analysis.step.breakdown import time_covered
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import distinct_rows, is_in, joined_column, kept_once, rows_of
-from commprof.trace.ranks import firsts, joined, ranks_of, rows_containing
+from commprof.trace.ranks import RankTimes, firsts, joined, ranks_of, rows_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, op_name
 from commprof.units import ns_to_ms
@@ -54,12 +55,24 @@ def times_in_flight(
     if len(measured_steps) == 0:
         return ()
     total_ns: dict[int, float] = {}
-    for trace, table in zip(traces, tables, strict=True):
-        steps = columns.steps(trace)
-        chosen = is_in(steps.index, measured_steps)
-        for op in np.unique(table.op[table.end_ns > table.issue_ns]).tolist():
-            spent = in_flight_ns(steps, table, table.op == op)
-            total_ns[op] = total_ns.get(op, 0.0) + float(spent[chosen].sum())
+    steps = list(map(columns.steps, traces))
+    rank, rank_of_step = (ranks_of(firsts(list(map(len, rows)))) for rows in (tables, steps))
+    op, issue_ns, end_ns = (joined(tables, name) for name in ("op", "issue_ns", "end_ns"))
+    ended = np.flatnonzero(end_ns > issue_ns)
+    op, rank, issue_ns, end_ns = (column[ended] for column in (op, rank, issue_ns, end_ns))
+    chosen = np.flatnonzero(is_in(joined(steps, "index"), measured_steps))
+    rank_of_step = rank_of_step[chosen]
+    begins_ns, ends_ns = (joined(steps, name)[chosen] for name in ("begin_ns", "end_ns"))
+    times = RankTimes.of(
+        len(traces),
+        *((rank, time_ns) for time_ns in (issue_ns, end_ns)),
+        *((rank_of_step, time_ns) for time_ns in (begins_ns, ends_ns)),
+    )
+    bounds = times.key(rank_of_step, begins_ns), times.key(rank_of_step, ends_ns)
+    for code in np.unique(op).tolist():
+        mine = op == code
+        begins, ends = (times.key(rank[mine], time_ns[mine]) for time_ns in (issue_ns, end_ns))
+        total_ns[code] = float(time_covered(begins, ends, *bounds).sum())
     rank_steps = len(traces) * len(measured_steps)
     return tuple(
         TimeInFlight(op_name(op), ns_to_ms(ns) / rank_steps) for op, ns in sorted(total_ns.items())
@@ -172,7 +185,7 @@ def in_flight_intervals(
 def _kinds(seen: MeasuredWorld) -> tuple[Ints, tuple[CallKind, ...]]:
     """Returns the kind of each call of all ranks, as an index into the kinds, and the kinds."""
     matching, tables, traces = seen.matching, seen.tables, seen.traces
-    sizes = joined_column(map(group_sizes, traces, tables))
+    sizes = sizes_of_groups(traces, tables)
     op, dtype, bytes_in, bytes_out = (
         joined(tables, name) for name in ("op", "dtype", "bytes_in", "bytes_out")
     )
@@ -200,9 +213,7 @@ def _flight_parts(seen: MeasuredWorld, matching: Matching, issue: Ints) -> tuple
     """
     end = joined(seen.tables, "end_ns")
     exact = np.concatenate([table.end_is_exact for table in seen.tables])
-    start = np.concatenate(
-        [start_times(trace, table) for trace, table in zip(seen.traces, seen.tables, strict=True)]
-    )
+    start = all_start_times(seen.traces, seen.tables)
     (last_issue, _), (last_start, _) = (
         matching.at(times, last_awaited(matching, seen.traces, seen.tables, times))
         for times in (issue, start)

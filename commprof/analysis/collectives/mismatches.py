@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.align.alike_ranks import alike_ranks
 from commprof.analysis.collectives.issuing_lines import OwnLine, own_line, shifted_since
 from commprof.analysis.collectives.kinds import short_line
 from commprof.text import counted, listed, named_ranks
@@ -26,6 +27,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import among
 from commprof.trace.operations import REDUCING, UNEVEN, codes_of
+from commprof.trace.ranks import firsts, joined
 from commprof.trace.reader import Trace
 from commprof.trace.schema import (
     FLAG_SPARSE,
@@ -387,8 +389,8 @@ def mismatches_by_group(
     if not traces:
         return (), {}
     names: dict[tuple[str, int], int] = {}
-    parts = [_keys(trace, table, names) for trace, table in zip(traces, tables, strict=True)]
-    lengths = [len(part.key) for part in parts]
+    parts = list(_keys_in_rows(traces, tables, names))
+    lengths = np.concatenate([part.lengths for part in parts])
     key, row = (np.concatenate([getattr(part, name) for part in parts]) for name in ("key", "row"))
     value, known = (
         np.concatenate([getattr(part, name) for part in parts], axis=1)
@@ -402,6 +404,10 @@ def mismatches_by_group(
         return (), {}
     differs = _differ(value[:, order], known[:, order], starts)
     ends = np.append(starts[1:], len(key))
+    if differs.any():
+        parts = [
+            _keys([trace], [table], names) for trace, table in zip(traces, tables, strict=True)
+        ]
     found: dict[int, Mismatch] = {}
     for begin, end in zip(starts[differs].tolist(), ends[differs].tolist(), strict=True):
         number, seq = divmod(int(key[begin]), 1 << 32)
@@ -466,7 +472,7 @@ def _earlier(trace: Trace, table: Collectives, keys: _Keys, group: int, seq: int
 
 
 class _Keys(NamedTuple):
-    """The collectives of one rank that are compared with those of other ranks."""
+    """The collectives of ranks that are compared with those of other ranks."""
 
     #: The group's index combined with the sequence number.
     key: Ints
@@ -476,6 +482,8 @@ class _Keys(NamedTuple):
     known: npt.NDArray[np.bool_]
     #: Row in the rank's table.
     row: Ints
+    #: Number of these collectives of each rank.
+    lengths: Ints
 
 
 def _differ(
@@ -493,47 +501,73 @@ def _differ(
     return differs
 
 
-def _keys(trace: Trace, table: Collectives, names: dict[tuple[str, int], int]) -> _Keys:
-    """Returns a rank's collectives to compare with those of other ranks.
+def _keys_in_rows(
+    traces: Sequence[Trace], tables: Sequence[Collectives], names: dict[tuple[str, int], int]
+) -> Iterator[_Keys]:
+    """Yields the collectives of all ranks; those of :func:`alike_ranks` at once."""
+    for rows in alike_ranks(traces):
+        if traces[rows.start].recorded is None:
+            yield _keys(traces[rows], tables[rows], names)
+        else:
+            for trace, table in zip(traces[rows], tables[rows], strict=True):
+                yield _keys([trace], [table], names)
 
-    A key combines the group's index with the collective's sequence number. ``names`` holds the
-    indices of the groups known so far, by name and order; new groups are added. The order
-    distinguishes groups that reuse a name after ``destroy_process_group``.
+
+def _keys(
+    traces: Sequence[Trace], tables: Sequence[Collectives], names: dict[tuple[str, int], int]
+) -> _Keys:
+    """Returns the collectives of ranks that describe their groups alike, to compare them.
+
+    Of a recording that lacks fields (``Trace.recorded``) there is one rank. A key combines the
+    group's index with the collective's sequence number. ``names`` holds the indices of the groups
+    known so far, by name and order; new groups are added. The order distinguishes groups that reuse
+    a name after ``destroy_process_group``.
     """
-    group = np.full(len(table), -1, dtype=np.int64)
+    number, op, seq = (joined(tables, name) for name in ("group", "op", "seq"))
+    first_row = firsts(list(map(len, tables)))
+    group = np.full(len(op), -1, dtype=np.int64)
     turns: Counter[str] = Counter()
-    for described in sorted(trace.groups.values(), key=lambda each: each.id):
+    for described in sorted(traces[0].groups.values(), key=lambda each: each.id):
         key = described.name, turns[described.name]
         turns[described.name] += 1
-        group[table.group == described.id] = names.setdefault(key, len(names))
-    numbered = (table.seq != NO_SEQ) & ~among(table.op, *POINT_TO_POINT)
-    recorded = trace.recorded
+        group[number == described.id] = names.setdefault(key, len(names))
+    numbered = (seq != NO_SEQ) & ~among(op, *POINT_TO_POINT)
+    recorded = traces[0].recorded
     if recorded is not None:
-        numbered &= (recorded.number & recorded.group)[table.op_id - 1]
-    rows = np.flatnonzero((group >= 0) & numbered)
-    op = table.op[rows]
-    size = np.where(table.bytes_in[rows] > 0, table.bytes_in[rows], table.bytes_out[rows])
-    size = np.where(among(op, *_GATHERING), table.bytes_out[rows], size)
-    free = among(op, *_UNEVEN, *_BARRIERS) | table.sparse[rows]
+        numbered &= (recorded.number & recorded.group)[tables[0].op_id - 1]
+    chosen = (group >= 0) & numbered
+    rows = np.flatnonzero(chosen)
+    every = slice(None) if len(rows) == len(chosen) else rows  # a slice needs no copy
+
+    def column(name: str) -> npt.NDArray[Any]:
+        return joined(tables, name)[every]
+
+    op, bytes_in, bytes_out = op[every], column("bytes_in"), column("bytes_out")
+    size = np.where(bytes_in > 0, bytes_in, bytes_out)
+    size = np.where(among(op, *_GATHERING), bytes_out, size)
+    free = among(op, *_UNEVEN, *_BARRIERS) | column("sparse")
     size = np.where(free, -1, size)
     values = [
         op,
-        np.where(among(op, *_BARRIERS), -1, table.dtype[rows]),
-        np.where(among(op, *_REDUCING), table.reduce_op[rows], -1),
+        np.where(among(op, *_BARRIERS), -1, column("dtype")),
+        np.where(among(op, *_REDUCING), column("reduce_op"), -1),
         size,
-        np.where(among(op, *ROOTED), table.peer[rows], -1),
+        np.where(among(op, *ROOTED), column("peer"), -1),
     ]
-    place = (group[rows] << 32) + table.seq[rows]
+    keys = (group[every] << 32) + seq[every]
+    lengths = np.diff(np.searchsorted(rows, first_row))
+    rows = rows - np.repeat(first_row[:-1], lengths)
     if recorded is not None:
-        at = table.op_id[rows] - 1
+        at = tables[0].op_id[rows] - 1
         named, sized, rooted = recorded.operation[at], recorded.size[at], recorded.root[at]
         known = np.stack([named, named & sized, named, named & sized, named & rooted])
-        return _Keys(place, np.stack(values).astype(np.uint64), known, rows)
+        return _Keys(keys, np.stack(values).astype(np.uint64), known, rows, lengths)
     hashed = np.zeros(len(rows), dtype=np.uint64)
-    for column in values:
+    for of_calls in values:
         # FNV-1a's prime; numpy's integers wrap around.
-        hashed = (hashed ^ column.astype(np.uint64)) * np.uint64(0x100000001B3)
-    return _Keys(place, hashed[np.newaxis], np.ones((1, len(rows)), dtype=np.bool_), rows)
+        hashed = (hashed ^ of_calls.astype(np.uint64)) * np.uint64(0x100000001B3)
+    ones = np.ones((1, len(rows)), dtype=np.bool_)
+    return _Keys(keys, hashed[np.newaxis], ones, rows, lengths)
 
 
 def _issued_at(trace: Trace, table: Collectives, row: int) -> tuple[Issued, int]:

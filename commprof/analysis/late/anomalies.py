@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.collectives.calls import group_sizes
+from commprof.analysis.align.alike_ranks import sizes_of_groups
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.analysis.step.breakdown import Breakdown
 from commprof.analysis.step.measured import MeasuredSteps, MeasuredWorld, slowest_ns
@@ -37,8 +37,8 @@ from commprof.stats.intervals import robust_deviation
 from commprof.text import plain_digits
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints, Steps
-from commprof.trace.lookup import among, joined_column, kept_once, row_containing
-from commprof.trace.ranks import joined
+from commprof.trace.lookup import among, kept_once
+from commprof.trace.ranks import firsts, joined, rows_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES, POINT_TO_POINT
 from commprof.units import NS_PER_MS, ns_to_ms
@@ -414,9 +414,7 @@ def bandwidth_by_step(seen: MeasuredWorld) -> dict[int, float]:
     if not seen.clocks_shared:
         return {}
     matching = seen.matching
-    of_ranks = [_bulk_of(*each) for each in zip(seen.traces, seen.tables, strict=True)]
-    step, size = (joined_column(columns_) for columns_ in zip(*of_ranks, strict=True))
-    del of_ranks
+    step, size = _bulk_of(seen.traces, seen.tables)
     # The first row of each collective is that of its lowest rank.
     lowest = np.zeros(len(matching.complete), dtype=np.int64)
     lowest[matching.member[::-1]] = np.arange(len(size) - 1, -1, -1)
@@ -435,16 +433,24 @@ def _latest_ns(seen: MeasuredWorld, name: str) -> Ints:
     return seen.matching.latest(joined(seen.tables, name))[0]
 
 
-def _bulk_of(trace: Trace, table: Collectives) -> tuple[Ints, Ints]:
-    """Returns step (-1 outside of all) and ``_bulk_bytes`` of one rank's collectives.
+def _bulk_of(traces: Sequence[Trace], tables: Sequence[Collectives]) -> tuple[Ints, Ints]:
+    """Returns step (-1 outside of all) and ``_bulk_bytes`` of all ranks' collectives.
 
     The size is also 0 if the collective failed, or if its end is not known exactly.
     """
-    steps = columns.steps(trace)
-    row = row_containing(steps.begin_ns, steps.end_ns, table.issue_ns)
-    size = _bulk_bytes(table.op, table.bytes_in, table.bytes_out, group_sizes(trace, table))
-    size = np.where(table.end_is_exact & ~table.failed, size, 0)
-    return np.append(steps.index, -1)[row], kept_once(size)
+    steps = list(map(columns.steps, traces))
+    row = rows_containing(
+        joined(steps, "begin_ns"),
+        joined(steps, "end_ns"),
+        firsts(list(map(len, steps))),
+        joined(tables, "issue_ns"),
+        firsts(list(map(len, tables))),
+    )
+    op, bytes_in, bytes_out = (joined(tables, name) for name in ("op", "bytes_in", "bytes_out"))
+    size = kept_once(_bulk_bytes(op, bytes_in, bytes_out, sizes_of_groups(traces, tables)))
+    counted = joined(tables, "end_is_exact") & ~joined(tables, "failed")
+    size = size if counted.all() else np.where(counted, size, 0)
+    return np.append(joined(steps, "index"), -1)[row], size
 
 
 def _anomaly(key: tuple[str, int], change: SpeedChange, steps: list[StepFigures]) -> Anomaly:

@@ -17,7 +17,7 @@ from commprof.analysis.step.exposure import CAUSES
 from commprof.analysis.step.rank_parts import RankParts
 from commprof.trace import columns
 from commprof.trace.schema import PHASES
-from commprof.units import ns_to_ms
+from commprof.units import NS_PER_MS, ns_to_ms
 
 #: A rank's work is reported as longer if it exceeds the others' by at least this fraction of the
 #: step.
@@ -109,13 +109,12 @@ def longer_phase(ranks: Sequence[int], parts: Sequence[Breakdown]) -> LongerPhas
     beyond = np.maximum(0.0, beyond_the_others(values))
     found = [
         _longer(ranks[place], PHASES[phase], *beyond[place, phase].tolist())
-        for place, phase in np.ndindex(*work.shape)
+        for place, phase in np.argwhere(beyond[:, :, 0] / NS_PER_MS >= least_ms).tolist()
     ]
     held_up = [
         each
         for each in found
-        if each.longer_ms >= least_ms
-        and (each.no_core_ms >= least_ms or each.major_faults >= 1 or each.has_many_faults)
+        if each.no_core_ms >= least_ms or each.major_faults >= 1 or each.has_many_faults
     ]
     return max(held_up, key=lambda each: (each.no_core_ms, each.longer_ms), default=None)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from commprof.analysis.collectives.mismatches import Mismatch, mismatches_by_group
-from commprof.analysis.evidence import Figure, evidence_of
+from commprof.analysis.evidence import Evidence, Figure, evidence_of
 from commprof.analysis.late.anomalies import (
     BANDWIDTH,
     COMPUTE,
@@ -209,7 +209,10 @@ class WatchedCalls:
 
 
 def find_incidents(
-    run: WorldRun, seen: MeasuredWorld | None, calls: WatchedCalls | None = None
+    run: WorldRun,
+    seen: MeasuredWorld | None,
+    calls: WatchedCalls | None = None,
+    evidence: Evidence | None = None,
 ) -> Incidents:
     """Collects incidents from the watchdog's files, and from the records if there are any.
 
@@ -217,6 +220,7 @@ def find_incidents(
         run: the ranks' recordings.
         seen: their measured steps.
         calls: the collector that has seen all calls of a long run; None if the run is not long.
+        evidence: the evidence of the world size; None to compute it.
 
     Trials are not searched for changes of speed: their candidates change the step on purpose.
     """
@@ -226,7 +230,7 @@ def find_incidents(
     ended_in = None if hangs else last_wait([*run.traces.values()], run.world_size)
     if seen is None:
         return Incidents(run.world_size, hangs, (), 0, (), events, ended_in)
-    evidence = evidence_of(seen)
+    evidence = evidence or evidence_of(seen)
     if calls is None:
         calls = WatchedCalls()
         calls.add(seen)

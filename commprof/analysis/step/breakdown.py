@@ -504,10 +504,15 @@ def in_flight_ns(
     ended = table.end_ns > table.issue_ns
     if chosen is not None:
         ended &= chosen
-    order = np.argsort(table.issue_ns[ended], kind="stable")
-    begin, end = table.issue_ns[ended][order], table.end_ns[ended][order]
+    return time_covered(table.issue_ns[ended], table.end_ns[ended], steps.begin_ns, steps.end_ns)
+
+
+def time_covered(begin_ns: Ints, end_ns: Ints, since_ns: Ints, until_ns: Ints) -> Floats:
+    """Per window from ``since_ns`` until ``until_ns``: time inside of at least one interval."""
+    order = np.argsort(begin_ns, kind="stable")
+    begin, end = begin_ns[order], end_ns[order]
     if len(begin) == 0:
-        return np.zeros(len(steps))
+        return np.zeros(len(since_ns))
     reach = np.maximum.accumulate(end)
     opens = np.concatenate(([True], begin[1:] > reach[:-1]))
     first = begin[opens]
@@ -519,4 +524,4 @@ def in_flight_ns(
         inside = np.where(row >= 0, np.minimum(time_ns, last[row]) - first[row], 0)
         return np.where(row >= 0, covered[row] + inside, 0)
 
-    return (covered_until(steps.end_ns) - covered_until(steps.begin_ns)).astype(np.float64)
+    return (covered_until(until_ns) - covered_until(since_ns)).astype(np.float64)

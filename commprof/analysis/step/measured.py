@@ -246,12 +246,24 @@ class Observed:
 
     trace: Trace
     table: Collectives
-    measured: Breakdown
+    #: Measured steps of all ranks, and the rank's index among them.
+    parts: RankParts
+    index: int
+
+    @property
+    def measured(self) -> Breakdown:
+        """The rank's measured steps."""
+        return self.parts[self.index]
+
+    def total_ns(self, name: str) -> float:
+        """Returns the sum of a part over the rank's measured steps."""
+        return self.parts.sums(name)[self.index]
 
 
 def observed_ranks(seen: MeasuredWorld) -> list[Observed]:
     """Returns each rank's measured steps with its trace."""
-    return [Observed(*row) for row in zip(seen.traces, seen.tables, seen.measured, strict=True)]
+    rows = zip(seen.traces, seen.tables, range(len(seen.traces)), strict=True)
+    return [Observed(trace, table, seen.measured, index) for trace, table, index in rows]
 
 
 def measured_world(

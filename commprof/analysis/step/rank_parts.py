@@ -64,6 +64,7 @@ class RankParts(Sequence[Breakdown]):
         """
         self._blocks = list(blocks)
         self._first = firsts([len(block.wall_ns) for block in blocks])
+        self._sums: dict[str, list[float]] = {}
 
     @classmethod
     def of(cls, parts: Sequence[Breakdown]) -> RankParts:
@@ -126,7 +127,9 @@ class RankParts(Sequence[Breakdown]):
 
     def sums(self, name: str) -> list[float]:
         """Returns for each rank the sum of a part over its steps."""
-        return self.table(name).sum(axis=1).tolist()
+        if name not in self._sums:
+            self._sums[name] = self.table(name).sum(axis=1).tolist()
+        return self._sums[name]
 
     @cached_property
     def caused(self) -> Caused:

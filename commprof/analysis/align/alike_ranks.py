@@ -1,0 +1,51 @@
+"""Neighbouring ranks that describe their process groups alike: they are computed at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from commprof.trace.columns import Collectives, Ints
+from commprof.trace.lookup import joined_column, kept_once, repeated
+from commprof.trace.ranks import joined
+from commprof.trace.reader import Trace
+
+
+def alike_ranks(traces: Sequence[Trace]) -> list[slice]:
+    """Divides ranks into rows of neighbours with the same groups and the same kind of recording.
+
+    Only the own rank in a group may differ between ranks of a row.
+    """
+    bounds = [0]
+    for _, row in itertools.groupby(traces, _described):
+        bounds.append(bounds[-1] + len(list(row)))
+    return list(itertools.starmap(slice, itertools.pairwise(bounds)))
+
+
+def _described(trace: Trace) -> Hashable:
+    groups = tuple([(g.id, g.name, g.size, g.backend) for g in trace.groups.values()])
+    return groups, trace.is_foreign, trace.recorded is None
+
+
+def sizes_of_groups(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Ints:
+    """Number of ranks in the group of each collective of all ranks; 0 if it is not described."""
+    return joined_column(
+        _sizes_in_row(traces[rows.start], tables[rows]) for rows in alike_ranks(traces)
+    )
+
+
+def _sizes_in_row(trace: Trace, tables: Sequence[Collectives]) -> Ints:
+    group = joined(tables, "group")
+    if group.strides == (0,) and len(group):
+        return repeated(_size_of(trace, int(group[0])), len(group))
+    size = np.zeros(len(group), dtype=np.int64)
+    for described in trace.groups.values():
+        size[group == described.id] = described.size
+    return kept_once(size)
+
+
+def _size_of(trace: Trace, number: int) -> np.int64:
+    sizes = [group.size for group in trace.groups.values() if group.id == number]
+    return np.int64(sizes[-1] if sizes else 0)
