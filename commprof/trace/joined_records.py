@@ -63,6 +63,11 @@ class JoinedRecords(PackedRecords):
         last = len(self.of_ranks) - 1
         return np.arange(last + 1) * most if last * most < LARGEST else np.full(last + 1, LARGEST)
 
+    def part(self, ranks: slice, shift_ns: Ints) -> JoinedRecords:
+        """Returns the records of neighbouring ranks, where it is known how they are stored."""
+        stored = {kind: joined.part(ranks) for kind, joined in self._joined.items()}
+        return JoinedRecords((), None, self.of_ranks[ranks], shift_ns, stored)
+
     def _of_kind(self, kind: int) -> JoinedKind:
         if kind not in self._joined:
             self._joined[kind] = JoinedKind(self.of_ranks, kind)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
@@ -294,9 +295,20 @@ class JoinedKind:
         for place, chunk in enumerate(self._chunks):
             self._stored[place] = chunk.stored[kind][1]
         self._in_file = any(isinstance(chunk.data, InFile) for chunk in self._chunks)
-        first = np.cumsum([0, *map(len, chunks)])
+        #: First chunk of each trace, then the number of chunks.
+        self._first: Ints = np.cumsum([0, *map(len, chunks)])
         #: Number of records of each trace.
-        self.counts: Ints = np.diff(np.cumsum([0, *self._rows.tolist()])[first])
+        self.counts: Ints = np.diff(np.cumsum([0, *self._rows.tolist()])[self._first])
+
+    def part(self, traces: slice) -> JoinedKind:
+        """Returns the records of some neighbouring traces."""
+        part = copy(self)
+        part._first = self._first[traces.start : traces.stop + 1]
+        chunks = slice(*part._first[[0, -1]].tolist())
+        part._chunks, part._rows = self._chunks[chunks], self._rows[chunks]
+        part._stored, part.counts = self._stored[chunks], self.counts[traces]
+        part._first = part._first - part._first[0]
+        return part
 
     def column(self, field: str) -> Column:
         """Returns a field as it was recorded."""

@@ -36,13 +36,14 @@ from commprof.trace.columns import (
     shifted_ns,
 )
 from commprof.trace.device_activity import DeviceActivity
+from commprof.trace.found_steps import DECLARED
 from commprof.trace.joined_records import KINDS, LARGEST, JoinedRecords
 from commprof.trace.lookup import Table, joined_column, map_columns, rows_of
 from commprof.trace.packed import packed
 from commprof.trace.ranks import MOST_ROWS
 from commprof.trace.ranks import joined as joined_columns
 from commprof.trace.reader import Trace
-from commprof.trace.schema import MOMENTS, Kind, Records
+from commprof.trace.schema import MOMENTS, STEP_DECLARED, Kind, Records
 
 Column = npt.NDArray[Any]
 
@@ -177,8 +178,10 @@ class RankBlock:
 def joined(traces: Sequence[Trace]) -> list[RankBlock]:
     """Joins neighbouring ranks to blocks."""
     blocks: list[RankBlock] = []
-    spans = _spans_ns(traces)
-    shapes = [span and _shape(trace) for trace, span in zip(traces, spans, strict=True)]
+    records = JoinedRecords((), None, tuple(packed(trace.records) for trace in traces))
+    _keep_steps(traces, records)
+    spans = _spans_ns(traces, records)
+    shapes = _shapes(traces, records, spans)
     place = 0
     while place < len(traces):
         end, length_ns, rows = place, 0, 0
@@ -192,7 +195,7 @@ def joined(traces: Sequence[Trace]) -> list[RankBlock]:
             end += 1
         some = slice(place, end)
         of_block = [span for span in spans[some] if span is not None]
-        block = _block(place, traces[some], of_block) if end - place > 1 else None
+        block = _block(place, traces[some], of_block, records) if end - place > 1 else None
         if block is None:
             end = max(end, place + 1)
             blocks += [alone(at, traces[at]) for at in range(place, end)]
@@ -215,24 +218,60 @@ def _rows(trace: Trace) -> int:
     return len(columns.of_kind(trace.records, Kind.ISSUE)) + sum(map(len, ran))
 
 
-def _shape(trace: Trace) -> tuple[bool, ...]:
-    """Returns which kinds of data the rank has; all ranks of a block must have the same kinds.
+def _keep_steps(traces: Sequence[Trace], records: JoinedRecords) -> None:
+    """Gives each rank its ``columns.steps``, if the script marked all of its boundaries."""
+    count = records.counts(Kind.STEP)
+    begins_ns, step, ends, declared, thread = (
+        records.recorded(Kind.STEP, name)
+        for name in ("timestamp_ns", "op_id", "aux", "seq", "thread")
+    )
+    time_ns, step, thread = (column.astype(np.int64) for column in (begins_ns, step, thread))
+    ends, declared = ends == 1, declared == STEP_DECLARED
+    rank = np.repeat(np.arange(len(traces)), count)
+    marked, ended = (
+        np.bincount(rank[mask], minlength=len(traces)) for mask in (declared, declared & ends)
+    )
+    complete = ends[1:] & (step[:-1] + ends[:-1] == step[1:]) & (rank[1:] == rank[:-1])
+    rows = 1 + np.flatnonzero(complete)
+    index, begin_ns, end_ns, thread = step[rows], time_ns[rows - 1], time_ns[rows], thread[rows]
+    of_ranks = _slices(np.bincount(rank[rows], minlength=len(traces)))
+    for number in np.flatnonzero((marked == count) & (ended > 0)).tolist():
+        mine = of_ranks[number]
+        steps = Steps(index[mine], begin_ns[mine], end_ns[mine], thread[mine], DECLARED)
+        keep(traces[number], columns.steps, steps)
+
+
+def _shapes(
+    traces: Sequence[Trace], records: JoinedRecords, spans: Sequence[tuple[int, int] | None]
+) -> list[tuple[bool, ...] | None]:
+    """Returns which kinds of data each rank has; all ranks of a block must have the same kinds.
 
     The kinds are finalised backward passes of the training thread, activity of a device, and
-    kernels of communication in this activity.
+    kernels of communication in this activity. None if the rank cannot be joined.
     """
-    ended = columns.of_kind(trace.records, Kind.FINALIZE_END)["thread"]
-    activity = trace.device_activity
-    return (
-        bool((ended == columns.steps(trace).thread[0]).any()),
-        activity is not None,
-        activity is not None and activity.communication is not None,
+    training = np.array(
+        [
+            -1 if span is None else int(columns.steps(trace).thread[0])
+            for trace, span in zip(traces, spans, strict=True)
+        ]
     )
+    rank = np.repeat(np.arange(len(traces)), records.counts(Kind.FINALIZE_END))
+    ended = records.recorded(Kind.FINALIZE_END, "thread").astype(np.int64)
+    finalised = np.bincount(rank[ended == training[rank]], minlength=len(traces)) > 0
+    return [
+        None
+        if span is None
+        else (
+            by_training,
+            trace.device_activity is not None,
+            trace.device_activity is not None and trace.device_activity.communication is not None,
+        )
+        for trace, span, by_training in zip(traces, spans, finalised.tolist(), strict=True)
+    ]
 
 
-def _spans_ns(traces: Sequence[Trace]) -> list[tuple[int, int] | None]:
+def _spans_ns(traces: Sequence[Trace], records: JoinedRecords) -> list[tuple[int, int] | None]:
     """Returns each rank's time span in ns, with a margin; None if the rank cannot be joined."""
-    records = JoinedRecords((), None, tuple(packed(trace.records) for trace in traces))
     first_ns = np.full(len(traces), np.iinfo(np.int64).max)
     last_ns = np.zeros(len(traces), dtype=np.int64)
     for kind in KINDS:
@@ -261,7 +300,10 @@ def _spans_ns(traces: Sequence[Trace]) -> list[tuple[int, int] | None]:
 
 
 def _block(
-    place: int, traces: Sequence[Trace], spans: Sequence[tuple[int, int]]
+    place: int,
+    traces: Sequence[Trace],
+    spans: Sequence[tuple[int, int]],
+    of_all: JoinedRecords,
 ) -> RankBlock | None:
     """Joins ranks; None if they cannot be joined after all.
 
@@ -271,8 +313,7 @@ def _block(
     length_ns = np.array([until - begin for begin, until in spans])
     begins_ns = np.cumsum(length_ns) - length_ns + _APART_NS
     shift_ns = begins_ns - np.array([begin for begin, _ in spans])
-    of_ranks = tuple(packed(trace.records) for trace in traces)
-    records = JoinedRecords((), None, of_ranks, shift_ns)
+    records = of_all.part(slice(place, place + len(traces)), shift_ns)
     if LARGEST in (records.operation_shift[-1], records.pass_shift[-1]):
         return None
     source = replace(traces[0], records=cast("Records", records))

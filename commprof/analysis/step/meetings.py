@@ -23,7 +23,6 @@ other waits for it.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -184,10 +183,11 @@ class _Calls:
 
     def ranks_of_numbers(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """Returns, per number, the sum of ``values[rank]`` over the ranks that have this call."""
-        total = np.zeros(self.count, dtype=np.uint64)
-        for rank, (first, last) in enumerate(itertools.pairwise(self._first.tolist())):
-            own = self.number[first:last]
-            total[own if (own[1:] > own[:-1]).all() else np.unique(own)] += values[rank]
+        total, rank = np.zeros(self.count, dtype=np.uint64), ranks_of(self._first)
+        # A call may have several rows of a rank, which follow one another.
+        is_first = np.ones(len(rank), dtype=np.bool_)
+        is_first[1:] = (self.number[1:] != self.number[:-1]) | (rank[1:] != rank[:-1])
+        np.add.at(total, self.number[is_first], values[rank[is_first]])
         return total
 
 
