@@ -36,14 +36,15 @@ uint32_t crcBitByBit(const std::string& data) {
   return c ^ 0xffffffffu;
 }
 
-// Lengths around multiples of eight bytes, at every alignment.
+// Lengths around multiples of eight bytes, and of the 64 bytes that are folded
+// at once, at every alignment.
 void checksumsOfAllLengths() {
-  std::string data(200, 0);
+  std::string data(400, 0);
   for (size_t i = 0; i < data.size(); ++i) {
     data[i] = char(i * i * 7 + 3);
   }
   for (size_t begin = 0; begin < 8; ++begin) {
-    for (size_t length = 0; length < 70; ++length) {
+    for (size_t length = 0; length < 330; ++length) {
       CHECK_EQ(
           crc32(&data[begin], length), crcBitByBit(data.substr(begin, length)));
     }
