@@ -182,6 +182,16 @@ class AlikeDictionaries:
         self, dictionaries: list[typing.Any]
     ) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64]]: ...
 
+class AlikeObjects:
+    def __init__(
+        self,
+        integers: collections.abc.Sequence[str],
+        changing: collections.abc.Sequence[str],
+        parse: collections.abc.Callable[[str, bytes], typing.Any],
+    ) -> None: ...
+    def read(self, text: bytes) -> dict[str, typing.Any] | None: ...
+
+def file_stamps(paths: list[str]) -> numpy.typing.NDArray[numpy.int64]: ...
 def inspector_collectives(
     members: collections.abc.Sequence[InspectorMember],
     kind: str,
@@ -238,6 +248,26 @@ def pack_records(
     numpy.typing.NDArray[numpy.uint8],
 ]: ...
 def read_plain_pickle(data: bytes) -> typing.Any: ...
+def read_small_trace(
+    path: str,
+) -> (
+    tuple[
+        int,
+        int,
+        list[tuple[int, bytes]],
+        tuple[
+            numpy.typing.NDArray[numpy.uint8],
+            numpy.typing.NDArray[numpy.uint8],
+            numpy.typing.NDArray[numpy.uint64],
+            numpy.typing.NDArray[numpy.uint64],
+            numpy.typing.NDArray[numpy.uint8],
+        ],
+        int,
+        int,
+    ]
+    | None
+): ...
+def trace_heads(paths: list[str]) -> list[bytes | None]: ...
 def unpack_columns(
     chunks: list[typing.Annotated[numpy.typing.ArrayLike, numpy.uint8]],
     stored: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],

@@ -189,12 +189,13 @@ def checked(value: object, shape: Shape, where: str = "") -> Any:
         return math.nan
     if shape is Path:
         return Path(checked(value, str, where))
-    if _may_be_null(shape):
+    if may_be_null(shape):
         return None if value is None else checked(value, get_args(shape)[0], where)
     return _items(value, shape, where) if _of_items(shape) else _of_type(value, shape, where)
 
 
-def _may_be_null(shape: Shape) -> bool:
+def may_be_null(shape: Shape) -> bool:
+    """True if a value of this shape may be null, or missing from an object."""
     return not isinstance(shape, dict) and _is_union(shape)
 
 
@@ -228,7 +229,7 @@ def _members(value: Mapping[str, Any], shape: dict[str, Shape], where: str) -> d
             if not _is_plain(member, inner):
                 member = checked(member, inner, f"{where}.{key}" if where else key)
             members[key] = member
-        elif not _may_be_null(inner):
+        elif not may_be_null(inner):
             raise ValueError(f"{where}.{key} is missing" if where else f"{key} is missing")
     return members
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
-from commprof.files import Shape, checked
+from commprof.files import Shape, checked, may_be_null
+
+if TYPE_CHECKING:
+    from commprof._reading import AlikeObjects
 
 #: Keys of the first metadata block, which also holds the keys given to ``profile(metadata=...)``.
 METADATA: Final[dict[str, Shape]] = {
@@ -153,6 +157,10 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     # first step after which the models of the listed ranks differed.
     "sync_checks": {"every": int, "checks": int, "first_step": int, "ranks": list[str]},
 }
+#: Those of the first block that also have the shape given there were checked by it.
+_ONLY_LATER: Final = frozenset(MORE_METADATA) - {
+    key for key in METADATA if METADATA[key] == MORE_METADATA.get(key)
+}
 #: Python frames that issued operations. id counts from 1 in order of first use. The frames are
 #: written as ``file:line function``, innermost first, 48 at most.
 STACK: Final[dict[str, Shape]] = {"id": int, "frames": list[str]}
@@ -185,6 +193,7 @@ class Communicator:
         return self.name or self.hash
 
 
+_OF_GROUP: Final = ("id", "name", "description", "backend", "rank", "size", "token")
 #: Number of characters of a group's token that reports show.
 _SHOWN_OF_TOKEN: Final = 4
 
@@ -253,29 +262,17 @@ def read_metadata(payload: memoryview) -> dict[str, Any]:
     Raises:
         ValueError: a key is missing or unusable; the message names it.
     """
-    if len(payload) > _MOST_KEPT_BYTES:
-        return _metadata(bytes(payload))
-    return {**_metadata_once(bytes(payload))}
-
-
-def _metadata(payload: bytes) -> dict[str, Any]:
-    value = _read(payload, METADATA)
+    value: dict[str, Any] = _alike_metadata().read(payload) or _read(payload, METADATA)
     if value["world_size"] > MOST_RANKS:
         raise ValueError(f"world_size {value['world_size']} is above {MOST_RANKS}")
     if value["rank"] >= value["world_size"]:
         raise ValueError(f"rank {value['rank']} is not below world_size {value['world_size']}")
-    for key in MORE_METADATA.keys() & value.keys():
+    for key in () if _ONLY_LATER.isdisjoint(value) else _ONLY_LATER & value.keys():
         try:
             value[key] = checked(value[key], MORE_METADATA[key], key)
         except ValueError:
             del value[key]
     return value
-
-
-#: A report reads the first block of each rank twice. Its content is kept if the block is no larger
-#: than this.
-_MOST_KEPT_BYTES = 16 << 10
-_metadata_once = functools.lru_cache(maxsize=4096)(_metadata)
 
 
 def read_more_metadata(payload: memoryview) -> dict[str, Any]:
@@ -287,7 +284,12 @@ def read_more_metadata(payload: memoryview) -> dict[str, Any]:
 
 def read_group(payload: memoryview) -> Group:
     """Reads the description of one process group; ValueError if malformed."""
-    group: Group = _read(payload, Group)
+    members = _alike_groups().read(payload)
+    group: Group
+    if members is None:
+        group = _read(payload, Group)
+    else:
+        group = Group(**{field: members[field] for field in _OF_GROUP if field in members})
     return group if group.name else replace(group, name=group.token)
 
 
@@ -305,7 +307,8 @@ def read_stack(payload: memoryview) -> tuple[int, tuple[str, ...]]:
 
 def read_dropped(payload: memoryview, shape: dict[str, Shape]) -> int:
     """Reads the number of dropped records in an END or SALVAGED block; ValueError if malformed."""
-    return int(_read(payload, shape)["dropped"])
+    alike = _alike_ends().read(payload) if shape is END else None
+    return int((alike or _read(payload, shape))["dropped"])
 
 
 def _read(payload: memoryview | bytes, shape: Shape) -> Any:
@@ -313,3 +316,59 @@ def _read(payload: memoryview | bytes, shape: Shape) -> Any:
         return checked(json.loads(bytes(payload)), shape)
     except RecursionError:
         raise ValueError("JSON nested too deep") from None
+
+
+class _AlikeDocuments:
+    """Reads documents of which each rank writes one; equal values in them are read once.
+
+    Several results may share a value, so callers must not change it.
+    """
+
+    #: Keys of objects that differ from rank to rank in their whole numbers.
+    _CHANGING: Final = ("clock",)
+
+    def __init__(self, shape: dict[str, Shape], optional: Sequence[str] = ()) -> None:
+        """``optional``: keys that may be missing, besides those that may be null."""
+        self._needed = {key for key in shape if key not in optional and not may_be_null(shape[key])}
+        self._objects: AlikeObjects | None = None
+        with suppress(ImportError):  # the module was not built, or is too old
+            from commprof._reading import AlikeObjects
+
+            inner = {key: _AlikeDocuments(shape[key]) for key in self._CHANGING if key in shape}
+
+            def parse(key: str, text: bytes) -> Any:
+                if key in inner and (found := inner[key].read(text)) is not None:
+                    return found
+                value = json.loads(text)
+                return checked(value, shape[key], key) if key in shape else value
+
+            integers = [key for key, member in shape.items() if member is int]
+            self._objects = AlikeObjects(integers, self._CHANGING, parse)
+
+    def read(self, payload: memoryview | bytes) -> dict[str, Any] | None:
+        """Returns the checked members of a document.
+
+        None if ``_read`` must read the document, for example to say what is wrong with it.
+        """
+        if self._objects is None:
+            return None
+        try:
+            members = self._objects.read(bytes(payload))
+        except (ValueError, RecursionError):
+            return None
+        return members if members is not None and self._needed <= members.keys() else None
+
+
+@functools.cache
+def _alike_metadata() -> _AlikeDocuments:
+    return _AlikeDocuments(METADATA)
+
+
+@functools.cache
+def _alike_groups() -> _AlikeDocuments:
+    return _AlikeDocuments(get_type_hints(Group), optional=("token",))
+
+
+@functools.cache
+def _alike_ends() -> _AlikeDocuments:
+    return _AlikeDocuments(END)

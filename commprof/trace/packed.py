@@ -456,6 +456,11 @@ class Packer:
             self._pack(whole[:_CHUNK_RECORDS])
             self._waiting = [whole[_CHUNK_RECORDS:].copy()]
 
+    def add_packed(self, parts: Parts, first_ns: int, last_ns: int) -> None:
+        """Takes all records of a file at once, packed, with the times of the first and the last."""
+        if len(parts[0]):
+            self._chunks.append(_packed_chunk(parts, (first_ns, last_ns), self.data))
+
     def finish(self) -> PackedRecords:
         """Returns all records that were added, in the order of time."""
         whole = in_order(self._waiting)
@@ -532,10 +537,14 @@ def _once(chunks: Sequence[_Chunk], others: Records) -> Sequence[_Chunk]:
 def _chunk(records: Records, held: PackedData | None = None) -> _Chunk:
     """Packs records, which are in the order of time."""
     raw = np.ascontiguousarray(records).view(np.uint8)
-    kinds, present, counts, fields, data = packing()(raw)
+    reach = records["timestamp_ns"][[0, -1]].tolist() if len(records) else (0, 0)
+    return _packed_chunk(packing()(raw), reach, held)
+
+
+def _packed_chunk(parts: Parts, reach: Sequence[int], held: PackedData | None) -> _Chunk:
+    kinds, present, counts, fields, data = parts
     kinds.flags.writeable = False
     stored = dict(zip(present.tolist(), zip(counts.tolist(), fields, strict=True), strict=True))
-    reach = records["timestamp_ns"][[0, -1]].tolist() if len(records) else (0, 0)
     if held is None:
         return _Chunk(kinds, stored, data, *reach)
     return _Chunk(held.hold(kinds), stored, held.hold(data), *reach)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -216,24 +217,128 @@ def _read_with_rings(path: Path, packer: Packer | None = None) -> _File:
 def _read_file(path: Path, packer: Packer | None) -> _File:
     """Reads a trace file without the rings."""
     content = TraceContent(packer=packer)
-    with open_regular(path) as file:
-        stream = BlockStream(path, file)
-        for block in stream:
-            take_block(path, block, content)
-    content.problems[:0] = stream.problems
+    file = None if packer is None else _read_small(path, packer, content)
+    session, end = file or _read_in_blocks(path, content)
     if content.metadata is None:
         raise TraceError(
             f"{path}: no readable metadata block, so the trace cannot be used: the file is cut off "
             "or damaged near its beginning"
         )
-    return _File(stream.session, stream.end, content.metadata, content)
+    return _File(session, end, content.metadata, content)
 
 
-def first_metadata(path: Path) -> dict[str, Any]:
-    """Returns the result of :func:`read_first_metadata`, cached until the file changes.
+def _read_in_blocks(path: Path, content: TraceContent) -> tuple[int, int]:
+    """Reads a file of any size block by block; returns its session and the end of its blocks."""
+    with open_regular(path) as file:
+        stream = BlockStream(path, file)
+        for block in stream:
+            take_block(path, block, content)
+    content.problems[:0] = stream.problems
+    return stream.session, stream.end
 
-    Callers share the result and must not change it.
+
+def _read_small(path: Path, packer: Packer, content: TraceContent) -> tuple[int, int] | None:
+    """Does what ``_read_in_blocks`` does, in a tenth of the time.
+
+    None if the file is large or a part of it is not intact; nothing is taken from it then.
     """
+    read = _small_reader()
+    small = None if read is None else read(os.fspath(path))
+    if small is None:
+        return None
+    session, end, blocks, parts, first_ns, last_ns = small
+    for block_type, payload in blocks:
+        take_block(path, Block(block_type, memoryview(payload)), content)
+    packer.add_packed(parts, first_ns, last_ns)
+    return session, end
+
+
+@functools.cache
+def _small_reader() -> Callable[[str], Any] | None:
+    """Returns the function that reads small files; None if the module was not built or is older."""
+    try:
+        from commprof._reading import read_small_trace
+    except ImportError:
+        return None
+    return read_small_trace
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The beginning of a file, and the stamp of the file when it was read."""
+
+    #: Device, inode, time of modification and size.
+    stamp: bytes
+    #: None for a trace whose beginning must be read in another way, and for other files.
+    metadata: dict[str, Any] | None
+    #: True if the file begins as a trace does.
+    is_trace: bool
+
+
+_heads: dict[str, _Head] = {}
+_MOST_HEADS = 1 << 16
+
+
+def _heads_of(paths: Sequence[str]) -> Sequence[_Head | None]:
+    """Returns the beginnings of files, each of which is read again only once the file changes.
+
+    None for files that do not exist. Returns only None if the module was not built or is older.
+    """
+    try:
+        from commprof._reading import file_stamps, trace_heads
+    except ImportError:
+        return [None] * len(paths)
+    stamps = [row.tobytes() for row in file_stamps(list(paths))]
+    old = (_heads.get(path) for path in paths)
+    heads = [
+        head if head is not None and head.stamp == stamp else None
+        for head, stamp in zip(old, stamps, strict=True)
+    ]
+    new = [row for row, head in enumerate(heads) if head is None and stamps[row] != _NO_FILE]
+    for row, text in zip(new, trace_heads([paths[row] for row in new]), strict=True):
+        metadata = None
+        if text:
+            with suppress(ValueError):
+                metadata = documents.read_metadata(memoryview(text))
+        head = heads[row] = _Head(stamps[row], metadata, text is not None)
+        if len(_heads) < _MOST_HEADS:
+            _heads[paths[row]] = head
+    return heads
+
+
+#: Stamp of a file that does not exist.
+_NO_FILE = np.full(4, -1, dtype=np.int64).tobytes()
+
+
+def traces_among(paths: Sequence[str]) -> set[str]:
+    """Returns the files that are named and begin as commprof's traces; may leave some out."""
+    named = [path for path in paths if _is_named_as_trace(os.path.basename(path))]
+    heads = zip(named, _heads_of(named), strict=True)
+    return {path for path, head in heads if head is not None and head.is_trace}
+
+
+def _is_named_as_trace(name: str) -> bool:
+    return name.startswith("rank_") and name.endswith(".trace")
+
+
+def first_metadata_of(paths: Sequence[Path]) -> list[dict[str, Any] | TraceError | OSError]:
+    """Returns the first metadata block of each trace, or why it cannot be read.
+
+    The blocks are cached until the files change. Callers share them and must not change them.
+    """
+    found: list[dict[str, Any] | TraceError | OSError] = []
+    for path, head in zip(paths, _heads_of(list(map(os.fspath, paths))), strict=True):
+        if head is not None and head.metadata is not None:
+            found.append(head.metadata)
+            continue
+        try:
+            found.append(_first_metadata_alone(path))
+        except (TraceError, OSError) as error:
+            found.append(error)
+    return found
+
+
+def _first_metadata_alone(path: Path) -> dict[str, Any]:
     status = os.stat(path)
     file = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
     return _first_metadata(os.fspath(path), *file)
@@ -269,34 +374,67 @@ def read_first_metadata(path: Path) -> dict[str, Any]:
 
 def take_block(path: Path, block: Block, content: TraceContent) -> None:
     """Adds a block to ``content``; unknown types are skipped, so that the format can grow."""
+    take = _TAKE.get(block.type)
     try:
-        if block.type == BlockType.RECORDS:
-            content.take_records(_records(block.payload))
-        elif block.type == BlockType.METADATA and content.metadata is None:
-            content.metadata = documents.read_metadata(block.payload)
-        elif block.type == BlockType.METADATA and content.metadata is not None:
-            content.metadata.update(documents.read_more_metadata(block.payload))
-        elif block.type == BlockType.GROUP:
-            group = documents.read_group(block.payload)
-            content.groups[group.id] = group
-        elif block.type == BlockType.COMMUNICATOR:
-            communicator = documents.read_communicator(block.payload)
-            content.communicators[communicator.id] = communicator
-        elif block.type == BlockType.STACK:
-            number, frames = documents.read_stack(block.payload)
-            content.stacks[number] = frames
-        elif block.type == BlockType.END:
-            content.dropped = documents.read_dropped(block.payload, documents.END)
-            content.complete = True
-        elif block.type == BlockType.SALVAGED:
-            content.dropped = documents.read_dropped(block.payload, documents.SALVAGED)
-            content.salvaged = True
-        elif block.type == BlockType.SUMMARY:
-            take_newest_summary([block.payload], content)
+        if take is not None:
+            take(block.payload, content)
     except ValueError as error:
         if content.metadata is None:
             raise TraceError(f"{path}: unusable metadata: {error}") from None
         content.problems.append(f"a block of type {block.type} is unusable: {error}")
+
+
+def _take_records(payload: memoryview, content: TraceContent) -> None:
+    content.take_records(_records(payload))
+
+
+def _take_metadata(payload: memoryview, content: TraceContent) -> None:
+    if content.metadata is None:
+        content.metadata = documents.read_metadata(payload)
+    else:
+        content.metadata.update(documents.read_more_metadata(payload))
+
+
+def _take_group(payload: memoryview, content: TraceContent) -> None:
+    group = documents.read_group(payload)
+    content.groups[group.id] = group
+
+
+def _take_communicator(payload: memoryview, content: TraceContent) -> None:
+    communicator = documents.read_communicator(payload)
+    content.communicators[communicator.id] = communicator
+
+
+def _take_stack(payload: memoryview, content: TraceContent) -> None:
+    number, frames = documents.read_stack(payload)
+    content.stacks[number] = frames
+
+
+def _take_end(payload: memoryview, content: TraceContent) -> None:
+    content.dropped = documents.read_dropped(payload, documents.END)
+    content.complete = True
+
+
+def _take_salvaged(payload: memoryview, content: TraceContent) -> None:
+    content.dropped = documents.read_dropped(payload, documents.SALVAGED)
+    content.salvaged = True
+
+
+def _take_summary(payload: memoryview, content: TraceContent) -> None:
+    take_newest_summary([payload], content)
+
+
+#: By type of block, as plain numbers: those of enums are compared slowly.
+_TAKE: dict[int, Callable[[memoryview, TraceContent], None]] = {
+    int(BlockType.RECORDS): _take_records,
+    int(BlockType.METADATA): _take_metadata,
+    int(BlockType.GROUP): _take_group,
+    int(BlockType.COMMUNICATOR): _take_communicator,
+    int(BlockType.STACK): _take_stack,
+    int(BlockType.END): _take_end,
+    int(BlockType.SALVAGED): _take_salvaged,
+    int(BlockType.SUMMARY): _take_summary,
+}
 
 
 def take_newest_summary(payloads: Sequence[memoryview], content: TraceContent) -> None:
@@ -349,13 +487,26 @@ def salvage_dead(directory: Path) -> None:
     Whether a process is gone can be known only on its machine, before a reboot, and in its PID
     namespace. A trace is skipped if this is not known, or if its files cannot be written.
     """
-    for path in sorted([*directory.glob("rank_*.trace"), *directory.glob("world_*/rank_*.trace")]):
-        try:
-            metadata = first_metadata(path)
-            if has_rings(metadata["ring_prefix"]) and state_of(metadata) is State.GONE:
-                salvage(path)
-        except (OSError, TraceError):
-            continue  # the report names the problem
+    paths = [
+        folder / name
+        for folder in (directory, *directory.glob("world_*"))
+        for name in _names_in(folder)
+        if _is_named_as_trace(name)
+    ]
+    for path, metadata in zip(paths, first_metadata_of(paths), strict=True):
+        # the report names the problem of a trace that cannot be read
+        if isinstance(metadata, dict) and metadata["ring_prefix"]:
+            with suppress(OSError, TraceError):
+                if has_rings(metadata["ring_prefix"]) and state_of(metadata) is State.GONE:
+                    salvage(path)
+
+
+def _names_in(folder: Path) -> list[str]:
+    """Lists a folder in order; returns an empty list if it cannot be read."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
 
 
 def _append(path: Path, end: int, blocks: bytes) -> None:

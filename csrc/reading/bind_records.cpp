@@ -5,16 +5,14 @@
 #include <pybind11/numpy.h>
 #include <pybind11/typing.h>
 
-#include "reading/packed_records.h"
-
 namespace py = pybind11;
 
 namespace commprof {
 
 namespace {
 
-using Bytes = py::array_t<uint8_t, py::array::c_style>;
-using Numbers = py::array_t<uint64_t>;
+using Bytes = PackedBytes;
+using Numbers = PackedNumbers;
 
 template <class T>
 py::array_t<T> arrayOf(const std::vector<T>& values) {
@@ -22,6 +20,19 @@ py::array_t<T> arrayOf(const std::vector<T>& values) {
 }
 
 } // namespace
+
+PackedParts partsOf(const reading::PackedRecords& packed) {
+  const std::vector<py::ssize_t> shape = {
+      py::ssize_t(packed.fields.size()), py::ssize_t(reading::kFields), 3};
+  return PackedParts(
+      py::make_tuple(
+          arrayOf(packed.kinds),
+          arrayOf(packed.present),
+          arrayOf(packed.counts),
+          Numbers(
+              shape, reinterpret_cast<const uint64_t*>(packed.fields.data())),
+          arrayOf(packed.data)));
+}
 
 void bindRecords(py::module_& m) {
   m.def(
@@ -34,19 +45,7 @@ void bindRecords(py::module_& m) {
           const py::gil_scoped_release release;
           packed = reading::packRecords(bytes);
         }
-        const std::vector<py::ssize_t> shape = {
-            py::ssize_t(packed.fields.size()),
-            py::ssize_t(reading::kFields),
-            3};
-        return py::typing::Tuple<Bytes, Bytes, Numbers, Numbers, Bytes>(
-            py::make_tuple(
-                arrayOf(packed.kinds),
-                arrayOf(packed.present),
-                arrayOf(packed.counts),
-                Numbers(
-                    shape,
-                    reinterpret_cast<const uint64_t*>(packed.fields.data())),
-                arrayOf(packed.data)));
+        return partsOf(packed);
       },
       "Returns the kind of each record; the kinds that occur; the number of "
       "records of each; [base, width, offset] for each kind and field; and the "

@@ -1,8 +1,21 @@
 #pragma once
 
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/typing.h>
+
+#include "reading/packed_records.h"
 
 namespace commprof {
+
+using PackedBytes = pybind11::array_t<uint8_t, pybind11::array::c_style>;
+using PackedNumbers = pybind11::array_t<uint64_t>;
+// Kind of each record; kinds that occur; number of records of each; base, width
+// and offset for each kind and field; and the bytes of the columns.
+using PackedParts = pybind11::typing::
+    Tuple<PackedBytes, PackedBytes, PackedNumbers, PackedNumbers, PackedBytes>;
+
+PackedParts partsOf(const reading::PackedRecords& packed);
 
 void bindRecords(pybind11::module_& m);
 

@@ -14,9 +14,11 @@
 #include "inspector/sequence.h"
 #include "inspector/waits.h"
 #include "reading/alike_dictionaries.h"
+#include "reading/alike_objects.h"
 #include "reading/bind_events.h"
 #include "reading/bind_records.h"
 #include "reading/bind_replay.h"
+#include "reading/bind_traces.h"
 #include "reading/plain_pickle.h"
 
 namespace py = pybind11;
@@ -332,6 +334,8 @@ PYBIND11_MODULE(_reading, m) {
   commprof::bindEvents(m);
   commprof::bindReplay(m);
   commprof::bindRecords(m);
+  commprof::bindTraces(m);
   commprof::bindPickles(m);
   commprof::bindAlikeDictionaries(m);
+  commprof::bindAlikeObjects(m);
 }

@@ -8,9 +8,6 @@ namespace commprof::reading {
 
 namespace {
 
-// Addresses at which records begin; they need not be aligned.
-using Rows = std::vector<const uint8_t*>;
-
 template <class T>
 struct Field {
   size_t offset;
@@ -216,13 +213,11 @@ bool unpackColumns(
   return true;
 }
 
-PackedRecords packRecords(std::span<const uint8_t> records) {
+PackedRecords packRows(const Rows& all) {
   PackedRecords packed;
-  const size_t size = records.size() / sizeof(Record);
-  packed.kinds.reserve(size);
+  packed.kinds.reserve(all.size());
   std::array<Rows, 256> rows;
-  for (size_t i = 0; i < size; ++i) {
-    const uint8_t* const row = records.data() + i * sizeof(Record);
+  for (const uint8_t* const row : all) {
     const auto kind = uint8_t(kKind.of(row));
     packed.kinds.push_back(kind);
     rows[kind].push_back(row);
@@ -240,6 +235,14 @@ PackedRecords packRecords(std::span<const uint8_t> records) {
     });
   }
   return packed;
+}
+
+PackedRecords packRecords(std::span<const uint8_t> records) {
+  Rows rows(records.size() / sizeof(Record));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    rows[i] = records.data() + i * sizeof(Record);
+  }
+  return packRows(rows);
 }
 
 } // namespace commprof::reading

@@ -40,6 +40,11 @@ struct PackedRecords {
   std::vector<uint8_t> data; // columns begin at multiples of their width
 };
 
+// Addresses at which records begin; they need not be aligned.
+using Rows = std::vector<const uint8_t*>;
+
+PackedRecords packRows(const Rows& rows);
+
 // Takes the bytes of whole records, wherever they lie.
 PackedRecords packRecords(std::span<const uint8_t> records);
 

@@ -9,6 +9,7 @@ If a job is restarted, each attempt has its own traces in the same directory. At
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -42,13 +43,19 @@ def _rank_and_attempt(name: str) -> tuple[int, int] | None:
 
 def holds_traces(directory: Path) -> bool:
     """True if a directory holds at least one trace."""
-    return any(_rank_and_attempt(name) for name in _names_in(directory))
+    return any(_rank_and_attempt(name) for name in names_in(directory))
 
 
 def attempt_paths(directory: Path) -> dict[int, dict[int, Path]]:
     """Lists a directory's traces by attempt and by rank, both in order."""
+    listed = _listed(directory, tuple(names_in(directory)))
+    return {attempt: {**paths} for attempt, paths in listed.items()}
+
+
+@functools.lru_cache(maxsize=4)
+def _listed(directory: Path, names: tuple[str, ...]) -> dict[int, dict[int, Path]]:
     paths: dict[int, dict[int, Path]] = {}
-    for name in _names_in(directory):
+    for name in names:
         named = _rank_and_attempt(name)
         if named is not None:
             rank, attempt = named
@@ -56,7 +63,8 @@ def attempt_paths(directory: Path) -> dict[int, dict[int, Path]]:
     return {attempt: dict(sorted(paths[attempt].items())) for attempt in sorted(paths)}
 
 
-def _names_in(directory: Path) -> list[str]:
+def names_in(directory: Path) -> list[str]:
+    """Lists a directory; returns an empty list if it cannot be read."""
     try:
         return os.listdir(directory)
     except OSError:

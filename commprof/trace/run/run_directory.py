@@ -17,7 +17,7 @@ from commprof.invocation import quoted
 from commprof.text import clauses
 from commprof.trace.documents import MOST_RANKS
 from commprof.trace.packed_data import PackedData
-from commprof.trace.reader import Trace, first_metadata, read_trace
+from commprof.trace.reader import Trace, first_metadata_of, read_trace
 from commprof.trace.run.endings import (
     Endings,
     LaunchedAttempt,
@@ -25,6 +25,7 @@ from commprof.trace.run.endings import (
     holds_traces,
     last_attempt,
     launcher_problem,
+    names_in,
     rank_problems,
     read_endings,
     why_not_recorded,
@@ -172,19 +173,20 @@ def read_world(run: Path, world_size: int) -> WorldRun:
     traces: dict[int, Trace] = {}
     failed: list[tuple[int, str, str]] = []
     packed = PackedData()
+    paths, names = attempts.get(number, {}), set(names_in(directory))
     for rank in range(world_size):
-        result_path = directory / f"rank_{rank}.json"
-        trace_path = attempts.get(number, {}).get(rank)
+        trace_path = paths.get(rank)
+        result_name = f"rank_{rank}.json"
         try:
             if trace_path is not None:
                 traces[rank] = read_trace(trace_path, packed)
         except (OSError, ValueError, TraceError) as error:
             failed.append(about_file(rank, str(error), trace_path or directory))
         try:
-            if result_path.exists():
-                results[rank] = read_result(result_path)
+            if result_name in names and (directory / result_name).exists():
+                results[rank] = read_result(directory / result_name)
         except (OSError, ValueError) as error:
-            failed.append(about_file(rank, str(error), result_path))
+            failed.append(about_file(rank, str(error), directory / result_name))
     problems = clauses([*failed, *_about_damage(traces)], ": ")
     problems += rank_problems(list(traces.values()), launched)
     return WorldRun(
@@ -370,15 +372,10 @@ def _readable(paths: list[Path]) -> dict[Path, dict[str, Any]]:
     Raises:
         TraceError, OSError: no trace can be read.
     """
-    readable: dict[Path, dict[str, Any]] = {}
-    first: TraceError | OSError | None = None
-    for path in paths:
-        try:
-            readable[path] = first_metadata(path)
-        except (TraceError, OSError) as error:
-            first = first or error
-    if first is not None and not readable:
-        raise first
+    blocks = dict(zip(paths, first_metadata_of(paths), strict=True))
+    readable = {path: block for path, block in blocks.items() if isinstance(block, dict)}
+    if blocks and not readable:
+        raise next(block for block in blocks.values() if isinstance(block, Exception))
     return readable
 
 

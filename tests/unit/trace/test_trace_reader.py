@@ -13,16 +13,36 @@ import pytest
 
 from commprof.errors import TraceError
 from commprof.trace.documents import METADATA, MORE_METADATA, read_metadata
-from commprof.trace.reader import Trace, read_trace
+from commprof.trace.packed_data import PackedData
+from commprof.trace.reader import Trace, first_metadata_of, read_first_metadata, read_trace
 from tests.support.builders import trace_bytes as made
 
 UNKNOWN_BLOCK = 99
+_PARTS = (
+    *("metadata", "groups", "complete", "dropped", "problems"),
+    *("summary", "stacks", "communicators"),
+)
 
 
 def read(tmp_path: Path, data: bytes) -> Trace:
+    """Reads a trace in both ways: block by block, and packed, at once if it is small."""
     path = tmp_path / "rank_1.trace"
     path.write_bytes(data)
-    return read_trace(path)
+    packed = outcome(path, PackedData())
+    trace = read_trace(path) if not isinstance(packed, str) else None
+    assert packed == outcome(path)
+    return trace if trace is not None else read_trace(path)
+
+
+def outcome(path: Path, pack: PackedData | None = None) -> object:
+    """Returns all that was read of a trace, or the message that says why it cannot be used."""
+    try:
+        trace = read_trace(path, pack)
+    except TraceError as error:
+        return str(error)
+    parts = {name: getattr(trace, name) for name in _PARTS}
+    order = list(trace.metadata), trace.records.copy().tobytes()
+    return parts, order
 
 
 def times(trace: Trace) -> list[int]:
@@ -326,3 +346,82 @@ def test_groups_of_wrong_types_are_left_out(tmp_path: Path, changes: dict[str, A
 
     assert list(trace.groups) == [2]
     assert f"{next(iter(changes))} is not" in trace.problems[0]
+
+
+def first_block(path: Path) -> object:
+    """Returns the first metadata block, read alone, or the message that says why it cannot be."""
+    try:
+        return read_first_metadata(path)
+    except TraceError as error:
+        return str(error)
+
+
+def test_damaged_bytes_are_read_alike_in_both_ways(tmp_path: Path) -> None:
+    """Any byte changed, or the file cut at any byte: the packed trace is the one read in blocks."""
+    group = made.document(made.GROUP_BLOCK, made.group(2, size=4))
+    whole = made.trace(group, made.records(5, 1, 3), made.records(2, 9), made.end(1))
+    path, rng = tmp_path / "rank_1.trace", random.Random(5)
+    for _ in range(400):
+        data = bytearray(whole)
+        for _ in range(rng.choice((0, 1, 1, 2))):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        path.write_bytes(data[: rng.choice((len(data), rng.randrange(len(data))))])
+        assert outcome(path, PackedData()) == outcome(path)
+        (block,) = first_metadata_of([path])
+        assert (block if isinstance(block, dict) else str(block)) == first_block(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rank": -1},
+        {"rank": 1.0},
+        {"rank": 10**30},
+        {"rank": True},
+        {"rank": "1"},
+        {"world_size": 1 << 21},
+        {"command": "train.py"},
+        {"clock": {"source": "a", "monotonic_ns": -5, "realtime_ns": 1}},
+        {"clock": {"source": "a", "monotonic_ns": 5}},
+        {"clock": 3},
+        {"hooks": 5},
+        {"garbage": {"total_ns": "much"}},
+        {"elastic_run_id": None, "replica": 'a \u00e9 \U0001f600 \\ " ]}'},
+        {"own": [{"a": [1.5, None, True]}, "}", -0.0, 1e300]},
+        {'a " key': 1, "": 2, "\u00e9": 3},
+        {"machine": {}},
+    ],
+)
+def test_metadata_alike_or_not_is_read_as_a_whole_document_is(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    for text in (json.dumps(made.metadata(**changes)), json.dumps(made.metadata(), indent=1)):
+        read_one = [_read_or_why(text.encode()), _read_or_why(text.encode())]
+        # a text in another encoding is read as a whole
+        as_whole = _read_or_why(text.encode("utf-16"))
+        assert read_one == [as_whole, as_whole]
+        assert not isinstance(as_whole, dict) or list(read_one[0]) == list(as_whole)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"rank": 1,}', '{"rank": 01}', "\x00", "{}x"])
+def test_what_is_no_metadata_is_refused(text: str) -> None:
+    assert isinstance(_read_or_why(text.encode()), str)
+
+
+def _read_or_why(text: bytes) -> Any:
+    try:
+        return read_metadata(memoryview(text))
+    except ValueError as error:
+        return str(error)
+
+
+def test_the_first_block_is_read_again_once_the_file_has_changed(tmp_path: Path) -> None:
+    path = tmp_path / "rank_1.trace"
+    for torch in ("1", "12"):
+        path.write_bytes(made.trace(made.end(), torch=torch))
+        (block,) = first_metadata_of([path])
+        assert isinstance(block, dict)
+        assert block["torch"] == torch
+    path.unlink()
+    (missing,) = first_metadata_of([path])
+    assert isinstance(missing, FileNotFoundError)

@@ -1,0 +1,111 @@
+// Python bindings of trace files: no logic here. The GIL is held: other threads
+// have nothing to do while a report reads.
+#include "reading/bind_traces.h"
+
+#include <string>
+
+#include "reading/bind_records.h"
+#include "reading/trace_file.h"
+
+namespace py = pybind11;
+
+namespace commprof {
+
+namespace {
+
+// Metadata of a usual job has 2 to 6 KiB.
+constexpr size_t kHeadBytes = 16 << 10;
+
+using Block = py::typing::Tuple<int, py::bytes>;
+using SmallTrace =
+    py::typing::Tuple<int, int, py::typing::List<Block>, PackedParts, int, int>;
+using Head = py::typing::Optional<py::bytes>;
+
+std::string encoded(const py::handle& path) {
+  PyObject* bytes = nullptr;
+  if (PyUnicode_FSConverter(path.ptr(), &bytes) == 0) {
+    throw py::error_already_set();
+  }
+  return py::reinterpret_steal<py::bytes>(bytes);
+}
+
+py::bytes bytesOf(std::span<const uint8_t> data) {
+  return {reinterpret_cast<const char*>(data.data()), data.size()};
+}
+
+Head headOf(const py::handle& path) {
+  const auto file = reading::readBytes(encoded(path).c_str(), kHeadBytes);
+  if (!file || !reading::isTrace(file->whole())) {
+    return py::none();
+  }
+  const auto metadata = reading::firstMetadata(file->whole());
+  return metadata ? bytesOf(*metadata) : py::bytes();
+}
+
+py::typing::Optional<SmallTrace> smallTrace(const py::str& path) {
+  const auto file =
+      reading::readBytes(encoded(path).c_str(), reading::kMostBytes);
+  if (!file || file->size != file->fileSize) {
+    return py::none();
+  }
+  const auto found = reading::splitTrace(file->whole());
+  if (!found) {
+    return py::none();
+  }
+  py::typing::List<Block> blocks;
+  for (const auto& [type, payload] : found->documents) {
+    blocks.append(py::make_tuple(type, bytesOf(payload)));
+  }
+  return py::make_tuple(
+      found->session,
+      file->size,
+      blocks,
+      partsOf(found->records),
+      found->firstNs,
+      found->lastNs);
+}
+
+} // namespace
+
+void bindTraces(py::module_& m) {
+  m.def(
+      "file_stamps",
+      [](const py::typing::List<py::str>& paths) {
+        py::array_t<int64_t> stamps(
+            {py::ssize_t(paths.size()), py::ssize_t(4)});
+        auto rows = stamps.mutable_unchecked<2>();
+        for (py::ssize_t i = 0; i < rows.shape(0); ++i) {
+          const auto stamp =
+              reading::stampOf(encoded(paths[size_t(i)]).c_str());
+          rows(i, 0) = stamp.device;
+          rows(i, 1) = stamp.inode;
+          rows(i, 2) = stamp.modifiedNs;
+          rows(i, 3) = stamp.bytes;
+        }
+        return stamps;
+      },
+      "Returns device, inode, time of the last modification in ns, and size of "
+      "each file; a row of -1 if there is no such file.",
+      py::arg("paths"));
+  m.def(
+      "trace_heads",
+      [](const py::typing::List<py::str>& paths) {
+        py::typing::List<Head> heads;
+        for (const py::handle path : paths) {
+          heads.append(headOf(path));
+        }
+        return heads;
+      },
+      "Returns the JSON of each trace's first block; empty for a trace whose "
+      "first block must be read in another way, None for any other file.",
+      py::arg("paths"));
+  m.def(
+      "read_small_trace",
+      &smallTrace,
+      "Returns a trace's session and size, type and payload of each block but "
+      "records, the packed records, and the times of the first and the last; "
+      "None if the file is large or any part of it is not intact.",
+      py::arg("path"));
+}
+
+} // namespace commprof
