@@ -15,6 +15,7 @@ from commprof.commands.showing import report_formats
 from commprof.commands.showing.opened_run import OpenedRun
 from commprof.commands.showing.rendered_report import other_job_lines, shown, with_tables
 from commprof.errors import UsageError
+from commprof.memory import uncollected
 from commprof.recordings.flight_recorder_files import is_flight_recorder
 from commprof.recordings.inspector import is_inspector
 from commprof.report.sections.reproduce import reproduce_line
@@ -84,12 +85,13 @@ Works on runs that were cut short: whatever was recorded is shown.
         )
         report_formats.add_arguments(parser)
 
+    # The collector would scan the tables of all ranks again and again, and find nothing to free.
+    @uncollected()
     def run(self, args: argparse.Namespace) -> int:
         """Analyses the run, and prints the report or writes it to a file."""
         report_formats.check(args)
         of_other_tool = _of_other_tool(args.run)
-        if of_other_tool is None:
-            _check_one_strategy(args)
+        strategies = [] if of_other_tool is not None else _strategies_of(args)
         output = _output(args)
         if args.format == "parquet" and output is not None:
             from commprof.report.export.parquet_tables import is_folder
@@ -104,13 +106,14 @@ Works on runs that were cut short: whatever was recorded is shown.
             salvage_dead(args.run)
         if of_other_tool is not None:
             text = of_other_tool(args)
-        elif args.format == "json":
-            run = OpenedRun(args.run, args.all_calls)
-            text = shown(run).json(report_formats.cost_of(run, args))
-        elif args.format == "table":
-            text = _tables(args)
         else:
-            text = report_formats.rendered(OpenedRun(args.run, args.all_calls), args)
+            run = OpenedRun(args.run, args.all_calls, strategies)
+            if args.format == "json":
+                text = shown(run).json(report_formats.cost_of(run, args))
+            elif args.format == "table":
+                text = _tables(args, run)
+            else:
+                text = report_formats.rendered(run, args)
         if output is not None:
             write_output(output, text)
             print(f"Written: {invocation.quoted(output)}")
@@ -211,10 +214,16 @@ def _hang(args: argparse.Namespace) -> str:
     return hang_diagnosis.render(found, prose_width(), table_width())
 
 
-def _check_one_strategy(args: argparse.Namespace) -> None:
+def _strategies_of(args: argparse.Namespace) -> list[Path]:
+    """Returns the directories of the run's strategies; empty for a single run.
+
+    Raises:
+        UsageError: an option is only for a single run.
+        CommprofError: there is no run.
+    """
     places = strategy_directories(args.run)
     if not places:
-        return
+        return places
     one = "" if args.format not in ("csv", "parquet") else f"--format {args.format}"
     if args.price_per_hour is not None or args.predictions is not None:
         one = "a price or a prediction"
@@ -223,6 +232,7 @@ def _check_one_strategy(args: argparse.Namespace) -> None:
             f"{invocation.quoted(args.run)} holds the runs of several strategies, but {one} needs "
             f"the run of one strategy; give {' or '.join(map(invocation.quoted, places))}"
         )
+    return places
 
 
 def _output(args: argparse.Namespace) -> Path | None:
@@ -233,10 +243,9 @@ def _output(args: argparse.Namespace) -> Path | None:
     return None if output == Path("-") else output
 
 
-def _tables(args: argparse.Namespace) -> str:
+def _tables(args: argparse.Namespace, run: OpenedRun) -> str:
     """Returns the report for the terminal."""
     width, tables = prose_width(), table_width()
-    run = OpenedRun(args.run, args.all_calls)
     report = shown(run)
     said = report.card(colours() and args.output is None)
     text = with_tables(report, said, width, tables) if args.all or not said else said

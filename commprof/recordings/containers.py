@@ -12,13 +12,14 @@ import os
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 from commprof.errors import CommprofError
 from commprof.files import open_regular
 from commprof.invocation import quoted
+from commprof.trace.reader import traces_among
 
 #: Largest ratio of unpacked to packed size; traces compress to a tenth or twentieth.
 _MOST_TIMES = 300
@@ -124,16 +125,36 @@ def each_file(path: Path, wanted: Callable[[bytes], bool], take: Take) -> list[s
     if not path.is_dir():
         return _each_of([path], path.parent, wanted, count)
     try:
-        inside = sorted(path.iterdir())
-        problems = _each_of([entry for entry in inside if entry.is_file()], path, wanted, count)
+        inside = entries_in(path)
+        here = (path / entry.name for entry in without_traces(inside) if is_file(entry))
+        problems = _each_of(here, path, wanted, count)
         if taken == 0 and not problems:
-            folders = [entry for entry in inside if entry.is_dir() and not entry.is_symlink()]
+            folders = [path / entry.name for entry in inside if entry.is_dir(follow_symlinks=False)]
             deeper = (entry.rglob("*") for entry in folders)
             files = (file for found in deeper for file in found if file.is_file())
             problems = _each_of(sorted(itertools.islice(files, _MOST_FILES)), path, wanted, count)
     except OSError as error:
         return [f"{quoted(path)}: {_said(error)}"]
     return problems
+
+
+def entries_in(folder: Path) -> list[os.DirEntry[str]]:
+    """Lists a folder in the order of names; raises OSError if it cannot be read."""
+    with os.scandir(folder) as entries:
+        return sorted(entries, key=lambda entry: entry.name)
+
+
+def is_file(entry: os.DirEntry[str]) -> bool:
+    """True for a regular file or a link to one; asks the file system only about links."""
+    if entry.is_symlink():
+        return Path(entry.path).is_file()
+    return entry.is_file(follow_symlinks=False)
+
+
+def without_traces(entries: Sequence[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
+    """Leaves out commprof's own traces, which hold nothing of another tool."""
+    traces = traces_among([entry.path for entry in entries])
+    return [entry for entry in entries if entry.path not in traces]
 
 
 def few(problems: Sequence[str]) -> list[str]:
@@ -166,7 +187,7 @@ def _is_tar(head: bytes) -> bool:
 
 
 def _each_of(
-    files: Sequence[Path], below: Path, wanted: Callable[[bytes], bool], take: Take
+    files: Iterable[Path], below: Path, wanted: Callable[[bytes], bool], take: Take
 ) -> list[str]:
     problems: list[str] = []
     for entry in files:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from commprof.errors import TraceError
 from commprof.files import open_regular, read_bytes
 from commprof.invocation import quoted
-from commprof.recordings.containers import each_file, is_packed
+from commprof.recordings.containers import each_file, entries_in, is_file, is_packed, without_traces
 from commprof.recordings.flight_recorder_pickle import read_plain_pickle
 
 _RANK = re.compile(r"rank[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
@@ -123,22 +123,29 @@ def _dumps_in(path: Path) -> Iterator[DumpFile]:
     if not os.path.isdir(path):
         yield from _among([path])
         return
-    inside = _files_in(path)
+    inside = _entries_in(path)
     some = False
-    for dump in _among(inside):
+    for dump in _among(_of_other_tools(path, inside)):
         some = True
         yield dump
-    for folder in inside:
-        if not some and os.path.isdir(folder) and not os.path.exists(path / _OF_COMMPROF):
-            yield from _among(_files_in(folder))
+    if some or os.path.exists(path / _OF_COMMPROF):
+        return
+    for entry in inside:
+        folder = path / entry.name
+        if not is_file(entry) and os.path.isdir(folder):
+            yield from _among(_of_other_tools(folder, _entries_in(folder)))
 
 
-def _files_in(folder: Path) -> list[Path]:
+def _entries_in(folder: Path) -> list[os.DirEntry[str]]:
     """Lists a folder in order; returns an empty list if it cannot be read."""
     try:
-        return sorted(folder.iterdir())
+        return entries_in(folder)
     except OSError:
         return []
+
+
+def _of_other_tools(folder: Path, entries: Sequence[os.DirEntry[str]]) -> list[Path]:
+    return [folder / entry.name for entry in without_traces(entries)]
 
 
 def _among(files: Iterable[Path]) -> Iterator[DumpFile]:

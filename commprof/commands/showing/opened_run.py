@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,14 +32,21 @@ class OpenedRun:
     Each trace is read once; each result is made once, when it is first needed.
     """
 
-    def __init__(self, directory: Path, all_calls: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        all_calls: bool = False,
+        strategies: Sequence[Path] | None = None,
+    ) -> None:
         """Reads nothing yet.
 
         Args:
             directory: the run or recording.
             all_calls: True to hold the calls of all steps at once, even of a long run.
+            strategies: what ``strategy_directories`` returns for the directory, if it was called.
         """
         self.directory = directory
+        self._strategies = strategies
         self._all_calls = all_calls
         #: Traces of the world size in whose steps candidates of a trial took turns, for the trial's
         #: report; None until these traces were read, and in a run without a trial.
@@ -47,8 +55,10 @@ class OpenedRun:
     @cached_property
     def strategies(self) -> tuple[OpenedRun, ...]:
         """The runs of several strategies that the directory holds; empty for a single run."""
-        found = strategy_directories(self.directory)
-        return tuple(OpenedRun(run, self._all_calls) for run in found)
+        directories = self._strategies
+        if directories is None:
+            directories = strategy_directories(self.directory)
+        return tuple(OpenedRun(run, self._all_calls) for run in directories)
 
     @cached_property
     def _analysed(self) -> tuple[RunResult, tuple[WorldDetail, ...]]:
