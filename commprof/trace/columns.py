@@ -195,7 +195,7 @@ def _read_only(table: Table) -> Table:
         return table
     for name, column in vars(table).items():
         if isinstance(column, np.ndarray):
-            if _is_one_value(column):
+            if column.size > _LONG and _is_one_value(column):
                 # A column whose value never changes, such as operation or size, is stored as one
                 # value.
                 column = repeated(column[0], len(column))
@@ -207,8 +207,8 @@ def _read_only(table: Table) -> Table:
 
 
 def _is_one_value(column: npt.NDArray[np.generic]) -> bool:
-    """True if a long column that is stored value by value has one value in all rows."""
-    if column.ndim != 1 or len(column) <= _LONG or column.strides == (0,):
+    """True if a column that is stored value by value has one value in all rows."""
+    if column.ndim != 1 or column.strides == (0,):
         return False
     return bool(column[0] == column[-1]) and bool((column == column[0]).all())
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+import operator
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import fields
 from typing import Any, TypeVar, cast
 
@@ -126,11 +127,32 @@ def kept_once(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def joined_column(parts: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """Joins columns; if all store the same single value, the result stores only this value."""
     some = list(parts)
-    filled = [part for part in some if len(part)]
-    is_one = bool(filled) and all(part.strides == (0,) for part in filled)
-    if is_one and len({part[0].item() for part in filled}) == 1:
-        return repeated(filled[0][0], sum(map(len, filled)))
+    rows = _counting()(some)
+    if rows >= 0:
+        return repeated(next(part[0] for part in some if len(part)), rows)
     return np.concatenate(some)
+
+
+@functools.cache
+def _counting() -> Callable[[list[npt.NDArray[Any]]], int]:
+    """Returns ``rows_of_one_value``, in C++ if the module was built and is not older."""
+    try:
+        from commprof._reading import rows_of_one_value
+    except ImportError:
+        return rows_of_one_value_in_python
+    return rows_of_one_value
+
+
+def rows_of_one_value_in_python(columns: list[npt.NDArray[Any]]) -> int:
+    """Returns the number of rows of columns that together store one value.
+
+    -1 if they store several, or have no rows.
+    """
+    filled = [column for column in columns if len(column)]
+    if not filled or any(column.strides != (0,) for column in filled):
+        return -1
+    values = {(column.dtype, column[0].tobytes()) for column in filled}
+    return sum(map(len, filled)) if len(values) == 1 else -1
 
 
 def map_columns(make: Callable[..., Any], *tables: Table) -> Table:
@@ -138,27 +160,28 @@ def map_columns(make: Callable[..., Any], *tables: Table) -> Table:
 
     Columns of a table's groups are columns of the table.
     """
-    columns = (
-        [getattr(table, name) for table in tables]
-        for name in _field_names(cast(Any, type(tables[0])))
-    )
+    columns_of = _columns(cast(Hashable, type(tables[0])))
     made = (
         map_columns(make, *parts) if isinstance(parts[0], FieldGroup) else make(*parts)
-        for parts in columns
+        for parts in zip(*map(columns_of, tables), strict=True)
     )
     return type(tables[0])(*made)
 
 
 @functools.cache
-def _field_names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
+def _columns(kind: Hashable) -> Callable[[Any], tuple[Any, ...]]:
+    """Returns the function that returns all fields of a table of this class."""
+    names = [field.name for field in fields(cast(Any, kind))]
+    if len(names) == 1:
+        return lambda table: (getattr(table, names[0]),)
+    return operator.attrgetter(*names)
 
 
 def rows_of(table: Table, rows: Any) -> Table:
     """Returns rows of a table, chosen by a slice (without a copy), a mask or row indices."""
-    columns = (getattr(table, name) for name in _field_names(cast(Any, type(table))))
+    columns = _columns(cast(Hashable, type(table)))(table)
     return type(table)(
-        *(rows_of(one, rows) if isinstance(one, FieldGroup) else one[rows] for one in columns)
+        *[rows_of(one, rows) if isinstance(one, FieldGroup) else one[rows] for one in columns]
     )
 
 

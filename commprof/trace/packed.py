@@ -289,12 +289,14 @@ class JoinedKind:
         self._kind = kind
         chunks = [[c for c in of_trace._chunks if kind in c.stored] for of_trace in records]
         self._chunks = list(itertools.chain.from_iterable(chunks))
-        self._rows = np.array([c.stored[kind][0] for c in self._chunks], dtype=np.uint64)
+        stored = [chunk.stored[kind] for chunk in self._chunks]
+        self._rows = np.array([rows for rows, _ in stored], dtype=np.uint64)
         #: ``[chunk, field, 3]``, see ``_Stored``.
-        self._stored = np.zeros((len(self._chunks), len(_FIELDS), 3), dtype=np.uint64)
-        for place, chunk in enumerate(self._chunks):
-            self._stored[place] = chunk.stored[kind][1]
-        self._in_file = any(isinstance(chunk.data, InFile) for chunk in self._chunks)
+        self._stored = np.zeros((0, len(_FIELDS), 3), dtype=np.uint64)
+        if stored:
+            whole = np.concatenate([fields for _, fields in stored])
+            self._stored = whole.reshape(len(stored), len(_FIELDS), 3)
+        self._in_file = any(type(chunk.data) is InFile for chunk in self._chunks)
         #: First chunk of each trace, then the number of chunks.
         self._first: Ints = np.cumsum([0, *map(len, chunks)])
         #: Number of records of each trace.

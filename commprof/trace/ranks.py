@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ def in_blocks(lengths: Sequence[int]) -> list[slice]:
 
 def joined(tables: Sequence[Any], name: str) -> npt.NDArray[Any]:
     """Joins a column of the tables of ranks."""
-    return joined_column(getattr(table, name) for table in tables)
+    return joined_column(map(operator.attrgetter(name), tables))
 
 
 def accumulated(ufunc: np.ufunc, values: npt.NDArray[Any], first: Ints) -> npt.NDArray[Any]:

@@ -19,6 +19,8 @@
 #include "reading/bind_records.h"
 #include "reading/bind_replay.h"
 #include "reading/bind_traces.h"
+#include "reading/joined_columns.h"
+#include "reading/plain_json.h"
 #include "reading/plain_pickle.h"
 
 namespace py = pybind11;
@@ -335,6 +337,8 @@ PYBIND11_MODULE(_reading, m) {
   commprof::bindReplay(m);
   commprof::bindRecords(m);
   commprof::bindTraces(m);
+  commprof::bindJoinedColumns(m);
+  commprof::bindPlainJson(m);
   commprof::bindPickles(m);
   commprof::bindAlikeDictionaries(m);
   commprof::bindAlikeObjects(m);

@@ -33,6 +33,7 @@ from commprof.satellites import AddedReport
 #: ``idle_ms`` of a rank's ``kernels`` leaves out the copies within and to the device; since 3, the
 #: transfer is called ``transfer`` everywhere, no longer ``wire``.
 SCHEMA_VERSION = 3
+_INDENT = 2
 #: JSON Schema of the files that ``render`` writes.
 SCHEMA_FILE: Final = Path(__file__).with_name("run.schema.json")
 
@@ -45,8 +46,21 @@ def render(
     card: Card | None = None,
 ) -> str:
     """Renders a run as indented JSON; figures that do not exist are null."""
-    value = as_dict(result, cost, added, verdict, card)
-    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+    return _text(_document(result, cost, added, verdict, card))
+
+
+def _text(value: dict[str, Any]) -> str:
+    """Returns a document as indented JSON, in which NaN and infinity are null."""
+    return (_write(value) or json.dumps(plain(value), indent=_INDENT, allow_nan=False)) + "\n"
+
+
+def _write(value: dict[str, Any]) -> str | None:
+    """Returns ``json.dumps`` of plain values in a tenth of its time; None if it cannot."""
+    try:
+        from commprof._reading import plain_json
+    except ImportError:  # the module was not built, or is too old
+        return None
+    return plain_json(value, _INDENT)
 
 
 def as_dict(
@@ -61,42 +75,49 @@ def as_dict(
     A run with a trial has "trial"; any other run has "verdict" and "card" (the run's main figures).
     These two describe steps of one setting, but a trial's steps alternate between candidates.
     """
+    value: dict[str, Any] = plain(_document(result, cost, added, verdict, card))
+    return value
+
+
+def _document(
+    result: RunResult,
+    cost: Cost | None,
+    added: AddedReport | None,
+    verdict: Verdict | None,
+    card: Card | None,
+) -> dict[str, Any]:
+    """Returns what ``as_dict`` does, with NaN and infinity as they are."""
     runs = [
         _world(result, world, scale)
         for world, scale in zip(result.worlds, result.scaling, strict=True)
     ]
-    value: dict[str, Any] = plain(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "timestamp": result.context["timestamp"],
-            "context": dict(result.context),
-            "runs": runs,
-            "overhead": _overhead(result.overhead),
-            "failures": [
-                {"num_processes": size, "reason": reason} for size, reason in result.failures
-            ],
-            "remarks": list(result.remarks),
-            "summaries": [_summary(summary) for summary in result.summaries],
-            "cost": cost and _cost(cost),
-            **(
-                {"verdict": _verdict(verdict), "card": card and plain_fields(card)}
-                if added is None
-                else {added.key: added.plain()}
-            ),
-            "loss_agreement": _loss_agreement(result.loss_agreement),
-            "attempts": [plain_fields(attempt) for attempt in result.attempts],
-            "stepless": [
-                {
-                    "num_processes": found.world_size,
-                    "collectives": list(map(_collective, found.rows)),
-                }
-                for found in result.stepless
-            ],
-            "nccl": list(map(_nccl, result.nccl)),
-            "incidents": [_incidents(found) for found in result.incidents],
-        }
-    )
-    return value
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "timestamp": result.context["timestamp"],
+        "context": dict(result.context),
+        "runs": runs,
+        "overhead": _overhead(result.overhead),
+        "failures": [{"num_processes": size, "reason": reason} for size, reason in result.failures],
+        "remarks": list(result.remarks),
+        "summaries": [_summary(summary) for summary in result.summaries],
+        "cost": cost and _cost(cost),
+        **(
+            {"verdict": _verdict(verdict), "card": card and plain_fields(card)}
+            if added is None
+            else {added.key: added.plain()}
+        ),
+        "loss_agreement": _loss_agreement(result.loss_agreement),
+        "attempts": [plain_fields(attempt) for attempt in result.attempts],
+        "stepless": [
+            {
+                "num_processes": found.world_size,
+                "collectives": list(map(_collective, found.rows)),
+            }
+            for found in result.stepless
+        ],
+        "nccl": list(map(_nccl, result.nccl)),
+        "incidents": [_incidents(found) for found in result.incidents],
+    }
 
 
 def render_strategies(
@@ -110,9 +131,9 @@ def render_strategies(
     value = {
         "schema_version": SCHEMA_VERSION,
         "strategies": [_strategy(row) for row in rows],
-        "results": [as_dict(result, verdict=verdict, card=card) for result, verdict, card in runs],
+        "results": [_document(result, None, None, verdict, card) for result, verdict, card in runs],
     }
-    return json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
+    return _text(value)
 
 
 def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import enum
 import io
 import json
 import math
@@ -48,6 +49,7 @@ from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.verdict import verdict
 from commprof.analysis.world import WorldResult
 from commprof.errors import UsageError
+from commprof.files import plain
 from commprof.report.export import as_json
 from commprof.report.export.as_json import as_dict, render
 from commprof.report.export.rows import CANDIDATES, TABLES, as_csv, as_parquet, rows
@@ -461,3 +463,31 @@ def test_parquet_holds_the_rows_of_the_report(report: FullReport, tmp_path: Path
         for row in rows(report, "steps")
     ]
     assert found == expected
+
+
+class _Level(enum.IntEnum):
+    HIGH = 3
+
+
+_VALUES: list[Any] = [
+    *(0, -1, 2**63 - 1, -(2**63), 10**30, True, False, None, _Level.HIGH),
+    *(0.0, -0.0, 1.5, 1e22, 1e-7, 1e16, 0.1 + 0.2, 5e-324, math.nan, math.inf, -math.inf),
+    *(np.float64(0.25), "", "plain", 'quote " and \\ and /', "\n\r\t\f\b\x00\x1f\x7f"),
+    *("é ü", "\u2028", "\U0001f600", "\ud800", [], {}, (), [[]], [{}], {"": []}),
+]
+
+
+def test_values_are_written_as_the_json_module_writes_them() -> None:
+    nested = [*_VALUES, {"a": _VALUES, 'é "': {"b": tuple(_VALUES)}}, [[[_VALUES]]]]
+    for value in (*nested, {"all": nested}):
+        document = {"value": value}
+        expected = json.dumps(plain(document), indent=2, allow_nan=False) + "\n"
+        assert as_json._text(document) == expected
+
+
+def test_values_that_are_not_plain_are_left_to_the_json_module() -> None:
+    assert json.loads(as_json._text({"numbers": {3: 1, 2.5: [math.nan]}})) == {
+        "numbers": {"3": 1, "2.5": [None]}
+    }
+    with pytest.raises(TypeError):
+        as_json._text({"path": Path("x")})

@@ -9,10 +9,13 @@ from commprof.trace.lookup import (
     distinct,
     distinct_rows,
     is_in,
+    joined_column,
     look_up,
     numbered,
+    repeated,
     row_containing,
     row_of,
+    rows_of_one_value_in_python,
 )
 
 
@@ -81,3 +84,31 @@ def test_an_operation_without_a_row_has_the_value_0() -> None:
     op_id, keys, values = np.array([5, 1, 4]), np.array([4, 5, 5]), np.array([40, 50, 51])
     assert look_up(op_id, keys, values).tolist() == [50, 0, 40]
     assert look_up(op_id, keys[:0], values[:0]).tolist() == [0, 0, 0]
+
+
+_ONE, _OTHER = np.int64(7), np.int64(-1)
+_NAN = np.float64("nan")
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows"),
+    [
+        ([repeated(_ONE, 3), repeated(_ONE, 2)], 5),
+        ([np.empty(0, np.int64), repeated(_ONE, 3), repeated(_ONE, 0)], 3),
+        ([repeated(_ONE, 3), repeated(_OTHER, 2)], -1),
+        ([repeated(_ONE, 3), np.array([7, 7])], -1),
+        ([np.array([7, 7])], -1),
+        ([np.empty(0, np.int64)], -1),
+        ([repeated(_NAN, 4)], 4),
+        ([repeated(_NAN, 4), repeated(_NAN, 1)], 5),
+        ([repeated(_ONE, 2), repeated(np.int32(7), 1)], -1),
+        ([repeated(np.float64(2), 4), repeated(np.float64(2), 1)], 5),
+        ([repeated(np.True_, 2), repeated(np.True_, 1)], 3),
+    ],
+)
+def test_columns_of_one_value_are_joined_as_one_value(columns: list[np.ndarray], rows: int) -> None:
+    found = joined_column(iter(columns))
+    assert rows_of_one_value_in_python(columns) == rows
+    assert (len(found) if len(found) and found.strides == (0,) else -1) == rows
+    np.testing.assert_array_equal(found, np.concatenate(columns))
+    assert found.dtype == columns[0].dtype
