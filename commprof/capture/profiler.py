@@ -51,6 +51,9 @@ from commprof.errors import CommprofError
 from commprof.trace.ring import owner_path
 from commprof.trace.schema import MODES, PHASES, STEP_DECLARED
 
+#: After each of this many steps, modules are looked for that the script may have imported.
+_IMPORTING_STEPS = 8
+
 
 class Listener(Protocol):
     """Interface of objects that a capture notifies of steps, on the training thread."""
@@ -342,6 +345,8 @@ class Profiler:
             self._poll()
         if self._sharded.pending and FSDP in sys.modules:
             self._sharded.poll()
+        if self._torch_work.pending and self._step <= _IMPORTING_STEPS:
+            self._torch_work.poll()
         for listener in self._listeners:
             self._tell(listener)
 

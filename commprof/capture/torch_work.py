@@ -1,8 +1,9 @@
 """Work that torch does beside its collectives and the phases of a step.
 
 DDP copies buffers into one tensor before their broadcast, and back afterwards. Its search for
-unused parameters visits each node of the autograd graph. Objects are pickled before their
-collectives and unpickled after them. A DataLoader starts worker processes and ends them.
+unused parameters visits each node of the autograd graph. FSDP copies parameters and gradients into
+one tensor before its collectives, and back afterwards. Objects are pickled before their collectives
+and unpickled after them. A DataLoader starts worker processes and ends them.
 torch.compile compiles. The times of all this work go into the trace when capture stops.
 """
 
@@ -39,6 +40,7 @@ def _searches(model: Any, *_: Any) -> bool:
     return bool(model.find_unused_parameters and not model.static_graph)
 
 
+_FSDP = "torch.distributed.fsdp"
 #: None if torch lacks it.
 _c10d = getattr(dist, "distributed_c10d", None)
 _workers = getattr(dataloader, "_MultiProcessingDataLoaderIter", None)
@@ -53,6 +55,19 @@ _FUNCTIONS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "loader_worker_starts": (_workers, "__init__", _always),
     "loader_worker_stops": (_workers, "_shutdown_workers", _always),
 }
+#: The same for functions of modules that this module does not import, because most scripts do not
+#: use them: key, module, class ("" for a function of the module) and name. The first of two rows
+#: with one key is of FSDP2, the second of FSDP1.
+_LATER: tuple[tuple[str, str, str, str], ...] = (
+    ("fsdp_reductions", f"{_FSDP}._fully_shard._fsdp_param_group", "", "foreach_reduce"),
+    ("fsdp_reductions", f"{_FSDP}._runtime_utils", "", "_reduce_grad"),
+    (
+        *("fsdp_backward_gathers", f"{_FSDP}._fully_shard._fsdp_param_group"),
+        *("FSDPParamGroup", "pre_backward"),
+    ),
+    ("fsdp_backward_gathers", f"{_FSDP}._runtime_utils", "", "_pre_backward_hook"),
+    ("full_tensors", "torch.distributed.tensor._api", "DTensor", "full_tensor"),
+)
 _traced = torch.compiler.is_dynamo_compiling
 
 
@@ -82,6 +97,8 @@ class TorchWork:
         self._installed = False
         self._installed_ns = 0
         self._spans: dict[str, list[tuple[int, int]]] = {}
+        #: Rows of ``_LATER`` whose modules the script has not imported yet.
+        self.pending: tuple[tuple[str, str, str, str], ...] = ()
 
     def install(self) -> None:
         """Starts to note work; if torch lacks a function, that kind of work is not noted."""
@@ -90,10 +107,26 @@ class TorchWork:
         for key, (owner, name, counts) in _FUNCTIONS.items():
             if hasattr(owner, name):
                 self._note(key, owner, name, counts)
+        self.pending = _LATER
+        self.poll()
+
+    def poll(self) -> None:
+        """Starts to note the work of modules that the script has imported since the last call."""
+        waiting = []
+        for row in self.pending:
+            key, module, of_class, name = row
+            owner = sys.modules.get(module)
+            if owner is None:
+                waiting.append(row)
+                continue
+            owner = getattr(owner, of_class, None) if of_class else owner
+            if hasattr(owner, name):
+                self._note(key, owner, name, _always)
+        self.pending = tuple(waiting)
 
     def remove(self) -> None:
         """Stops noting work, and writes the times into the trace."""
-        self._installed = False
+        self._installed, self.pending = False, ()
         self._patches.remove()
         compiled = _compilations(self._installed_ns)
         spans, self._spans = {**self._spans, "compilations": compiled}, {}

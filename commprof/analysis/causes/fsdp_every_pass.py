@@ -51,6 +51,15 @@ def _needless(calls: RankCalls) -> Mask:
     return mask & (calls.step >= 0)
 
 
+def _with_copies(facts: Facts, position: int, mask: Mask) -> Removed:
+    """Removes the reductions, and FSDP's copies of gradients into and out of them, if noted."""
+    calls = facts.ranks[position]
+    if facts.on_device:
+        return Removed.only(mask)
+    noted = Removed.with_noted(calls, mask, facts.noted_ns(position, "fsdp_reductions"))
+    return noted or Removed.only(mask)
+
+
 def _rule(facts: Facts) -> Sighting | None:
     if facts.world.communication.sharding is None:
         return None
@@ -73,7 +82,7 @@ def _rule(facts: Facts) -> Sighting | None:
         f"{passes.exchanged} reductions, together {size:.3g} MB per step, are needless if there is "
         "memory for the gradients of the whole model.",
         share,
-        saving_without(facts, [Removed.only(mask) for mask in masks]),
+        saving_without(facts, [_with_copies(facts, *of_rank) for of_rank in enumerate(masks)]),
     )
 
 
@@ -97,8 +106,9 @@ CAUSE = CatalogueCause(
         "nothing here. Where the memory does not suffice, the reductions have to stay."
     ),
     gain_note=(
-        "FSDP2's copies of gradients into and out of the reductions are not counted, because the "
-        "records do not distinguish them from the backward pass: the fix wins somewhat more."
+        "The steps are replayed without these reductions, and without FSDP's copies of gradients "
+        "into and out of them. On GPUs, and in recordings of other tools, the copies are not told "
+        "from the backward pass: the fix wins somewhat more."
     ),
     fix=(
         "for i, batch in enumerate(YOUR_MICRO_BATCHES):\n"

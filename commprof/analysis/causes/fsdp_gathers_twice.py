@@ -33,14 +33,19 @@ def _again(calls: RankCalls) -> Mask:
     return unit_gathers(calls) & calls.in_backward
 
 
-def _with_copies(calls: RankCalls, mask: Mask) -> Removed:
-    """Removes the gathers, and FSDP2's copies before each of them.
+def _with_copies(facts: Facts, position: int, mask: Mask) -> Removed:
+    """Removes the gathers, and FSDP's copies into and out of them.
 
-    FSDP2 copies out of the previous gather and into the next one between the end of a
-    reduce-scatter and the backward pass of the next unit. Modules between the units may compute in
-    this gap too, so at most the median gap is removed.
+    If they were not noted, only the copies before a gather are removed: FSDP2 copies out of the
+    previous gather and into the next one between the end of a reduce-scatter and the backward pass
+    of the next unit. Modules between the units may compute in this gap too, so at most the median
+    gap is removed.
     """
+    calls = facts.ranks[position]
     table = calls.table
+    noted = Removed.with_noted(calls, mask, facts.noted_ns(position, "fsdp_backward_gathers"))
+    if noted is not None:
+        return noted
     rows = np.flatnonzero(mask)
     rows = rows[rows > 0]
     rows = rows[table.graph_task[rows - 1] == table.graph_task[rows]]
@@ -71,9 +76,7 @@ def _rule(facts: Facts) -> Sighting | None:
         f"for which the step waits {in_ms(ms)}. The whole model is {in_bytes(whole)} per rank, for "
         "which there is memory.",
         share,
-        saving_without(
-            facts, [_with_copies(c, m) for c, m in zip(facts.ranks, masks, strict=True)]
-        ),
+        saving_without(facts, [_with_copies(facts, *of_rank) for of_rank in enumerate(masks)]),
     )
 
 

@@ -13,6 +13,7 @@ from commprof.analysis.named_cause import Saving
 from commprof.analysis.replay.engine import ReplayedCalls, replay
 from commprof.analysis.replay.program import WAIT, Program, own_times
 from commprof.trace.columns import Ints
+from commprof.trace.lookup import row_containing
 from commprof.trace.stretches import gaps, stretches
 
 
@@ -43,6 +44,30 @@ class Removed:
         last = np.maximum.accumulate(end)
         begin = np.maximum(begin, np.append(0, last[:-1]))
         return cls(mask, begin, np.maximum(begin, last))
+
+    @classmethod
+    def with_noted(cls, calls: RankCalls, mask: Mask, noted: tuple[Ints, Ints]) -> Removed | None:
+        """Removes the masked calls, and the whole of the noted work of which they are a part.
+
+        Work is noted for a limited number of times. Later calls count with the median work before
+        their issue and after their end. None if the work of no masked call was noted.
+
+        ``noted``: begins and ends of the work, as ``Facts.noted_ns`` returns them.
+        """
+        rows = np.flatnonzero(mask)
+        issue_ns = calls.table.issue_ns[rows]
+        end_ns = np.maximum(calls.wait_end_ns[rows], issue_ns)
+        of_work = row_containing(*noted, issue_ns)
+        is_noted = of_work >= 0
+        if not is_noted.any():
+            return None
+        begin_ns, until_ns = (times[of_work] for times in noted)
+        before_ns, after_ns = (
+            np.where(is_noted, ns, int(np.median(ns[is_noted])))
+            for ns in (issue_ns - begin_ns, np.maximum(until_ns - end_ns, 0))
+        )
+        work = stretches(issue_ns - before_ns, end_ns + after_ns)
+        return cls(mask, work.begin_ns, work.end_ns)
 
 
 def saving_without(

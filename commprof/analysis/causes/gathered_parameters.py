@@ -16,6 +16,7 @@ from commprof.text import counted, in_bytes, in_ms
 from commprof.trace.exchanged import trained_by
 from commprof.trace.operations import names_of
 from commprof.trace.schema import Phase
+from commprof.trace.stretches import Stretches, outside, stretches
 
 _OPS = names_of("all_gather")
 #: The gathers of a step count as gathers of the parameters if they send at least this fraction of
@@ -48,23 +49,29 @@ def _holds_model(calls: RankCalls, mask: Mask) -> bool:
     return least > 0 and int((sent >= least).sum()) > steps / 2
 
 
-def _removed(calls: RankCalls, mask: Mask, ranks: int) -> Removed:
+def _removed(facts: Facts, position: int, mask: Mask) -> Removed:
     """The gathers, and the work between two of them that whole tensors take more than shards.
 
-    This work is at tensors that ``ranks`` ranks hold in equal parts.
+    Without the time of the whole call that gathers a tensor, its own work counts as work at that
+    tensor. All ranks hold equal parts.
     """
-    whole = Removed.whole(calls, mask)
+    calls, ranks = facts.ranks[position], facts.world.world_size
+    noted = None
+    if not facts.on_device:
+        noted = Removed.with_noted(calls, mask, facts.noted_ns(position, "full_tensors"))
+    whole = noted or Removed.whole(calls, mask)
     rows = np.flatnonzero(mask & (calls.wait_end_ns > 0))
     follows = (np.diff(rows) == 1) & (np.diff(calls.segment[rows]) == 0)
     follows &= np.diff(calls.step[rows]) == 0
-    end_ns = calls.table.issue_ns[rows[1:]][follows]
-    gap_ns = np.maximum(end_ns - calls.wait_end_ns[rows[:-1]][follows], 0)
-    begin_ns = end_ns - (gap_ns * (1 - 1 / ranks)).astype(np.int64)
-    begin = np.concatenate((whole.begin_ns, begin_ns))
-    order = np.argsort(begin, kind="stable")
-    return replace(
-        whole, begin_ns=begin[order], end_ns=np.concatenate((whole.end_ns, end_ns))[order]
+    between = Stretches(
+        calls.wait_end_ns[rows[:-1]][follows], calls.table.issue_ns[rows[1:]][follows]
     )
+    between = outside(between, stretches(whole.begin_ns, whole.end_ns))
+    begin_ns = between.end_ns - (between.length_ns * (1 - 1 / ranks)).astype(np.int64)
+    every = stretches(
+        np.concatenate((whole.begin_ns, begin_ns)), np.concatenate((whole.end_ns, between.end_ns))
+    )
+    return replace(whole, begin_ns=every.begin_ns, end_ns=every.end_ns)
 
 
 def _rule(facts: Facts) -> Sighting | None:
@@ -90,7 +97,7 @@ def _rule(facts: Facts) -> Sighting | None:
         "average of the weights can be kept as shards.",
         share,
         saving_without(
-            facts, [_removed(calls, mask, facts.world.world_size) for calls, mask in of_ranks]
+            facts, [_removed(facts, place, mask) for place, (_, mask) in enumerate(of_ranks)]
         ),
         line,
     )
@@ -116,9 +123,10 @@ CAUSE = CatalogueCause(
         "generates with the new weights does need them whole, once per round of generation."
     ),
     gain_note=(
-        "The steps are replayed without these gathers, and of the work between one gather and the "
-        "next, which averages whole tensors, only the part of a rank's own shards remains. The "
-        "work after the last gather is not known, and stays."
+        "The steps are replayed without these gathers and without the time that `full_tensor()` "
+        "takes itself. Of the work between one gather and the next, which averages whole tensors, "
+        "only the part of a rank's own shards remains. The work after the last gather is not "
+        "known, and stays."
     ),
     fix=(
         "# YOUR_AVERAGES = [p.detach().to_local().clone()\n"

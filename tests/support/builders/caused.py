@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -160,12 +161,14 @@ class Script:
         again: bool = True,
         reduce: bool = True,
         copy_ms: float = 0.0,
+        noted_ms: float = 0.0,
     ) -> None:
         """Forward and backward of FSDP2 over units of these bytes; each collective takes 1 ms.
 
         A unit computes for ``ms`` in forward, and for twice as long in backward. ``again``:
         backward copies for ``copy_ms`` and gathers each unit again; ``reduce``: it scatters the
-        reduced gradients.
+        reduced gradients. ``noted_ms``: time of copies before and after each collective of
+        backward, which are noted.
         """
         ranks, begin, task = self.rank.world_size, self._now, self.passes
         self.passes += 1
@@ -182,13 +185,28 @@ class Script:
         for size in reversed(units):
             if again:
                 self.now_ms += copy_ms
-                gathered(size, task)
+                with self.copying("fsdp_backward_gathers", noted_ms):
+                    gathered(size, task)
             self.now_ms += 2 * ms
             if reduce:
                 sizes = {"bytes_in": size, "bytes_out": size // ranks, "graph_task": task}
-                self.call("reduce_scatter_tensor", size, **sizes)
+                with self.copying("fsdp_reductions", noted_ms):
+                    self.call("reduce_scatter_tensor", size, **sizes)
         self.rank.finalize(self._now, self._now + 1, 0, graph_task=task)
         self.rank.phase(Phase.BACKWARD, begin, self._now)
+
+    @contextmanager
+    def copying(self, key: str, ms: float) -> Iterator[None]:
+        """Copies for ``ms`` before and after what is done in the context, and notes the whole.
+
+        Copies and notes nothing if ``ms`` is 0.
+        """
+        begin_ms = self.now_ms
+        self.now_ms += ms
+        yield
+        self.now_ms += ms
+        if ms:
+            self.note(key, begin_ms)
 
     def note(self, key: str, begin_ms: float) -> None:
         """Notes an interval from a time until now under a key of the metadata."""

@@ -175,3 +175,57 @@ def test_a_method_that_torch_inherits_is_noted_and_given_back(
     work.remove()
     assert len(recorder.metadata["syncs"]["begin_ns"]) == 1
     assert "sync" not in vars(Derived)
+
+
+def test_work_of_fsdp_is_noted_once_the_script_has_imported_it() -> None:
+    recorder = Recorder(0)
+    work = TorchWork(recorder)  # type: ignore[arg-type]
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    mesh = dist.init_device_mesh("cpu", (1,))
+    for unit in model:
+        fully_shard(unit, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    work.install()
+    assert not {name for _, name, *_ in work.pending} & set(sys.modules)
+    try:
+        for _ in range(2):
+            model(torch.randn(8, 4)).sum().backward()
+        for parameter in model.parameters():
+            assert isinstance(parameter, DTensor)
+            parameter.full_tensor()
+            time.sleep(0.001)
+    finally:
+        work.remove()
+    model(torch.randn(8, 4)).sum().backward()  # is not noted any more
+    assert set(recorder.metadata) == {"fsdp_reductions", "fsdp_backward_gathers", "full_tensors"}
+    for key, value in recorder.metadata.items():
+        checked(value, MORE_METADATA[key], key)
+    assert len(recorder.metadata["fsdp_reductions"]["begin_ns"]) == 4
+    assert len(recorder.metadata["full_tensors"]["begin_ns"]) == 4
+
+
+def test_modules_that_are_imported_later_are_found_by_polling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch_work, "_LATER", (("works", "imported_later", "Worker", "work"),))
+    recorder = Recorder(0)
+    noting = TorchWork(recorder)  # type: ignore[arg-type]
+    noting.install()
+    assert noting.pending
+
+    class Worker:
+        def work(self) -> int:
+            return 3
+
+    module = ModuleType("imported_later")
+    module.Worker = Worker  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "imported_later", module)
+    noting.poll()
+    assert not noting.pending
+    assert Worker().work() == 3
+    noting.remove()
+    assert Worker().work() == 3
+    assert len(recorder.metadata["works"]["begin_ns"]) == 1

@@ -162,16 +162,23 @@ def barriers(script: Script, step: int, fixed: bool) -> None:
     updated(script)
 
 
-def reduced(script: Script, step: int, fixed: bool) -> None:
+def reduced(noted_ms: float, script: Script, step: int, fixed: bool) -> None:
+    """``noted_ms``: time of FSDP's copies before and after each reduction; 60 are noted."""
     for micro in range(3):
         reduce = not fixed or micro == 2
-        script.sharded([2 * MB] * 3, ms_of(script, step, micro, 4.0), reduce=reduce)
+        ms = ms_of(script, step, micro, 4.0)
+        script.sharded([2 * MB] * 3, ms, again=False, reduce=reduce, noted_ms=noted_ms)
+        for times in script.rank.metadata.get("fsdp_reductions", {}).values():
+            del times[60:]
     updated(script)
 
 
-def gathered(script: Script, step: int, fixed: bool) -> None:
+def gathered(noted_ms: float, script: Script, step: int, fixed: bool) -> None:
+    """Copies of 0.5 ms before each gather, or noted copies before and after it."""
     script.rank.metadata["machine"]["memory_bytes"] = 8000 * MB
-    script.sharded([2 * MB] * 6, ms_of(script, step, 0, 1.0), again=not fixed, copy_ms=0.5)
+    options = {"noted_ms": noted_ms} if noted_ms else {"copy_ms": 0.5}
+    ms = ms_of(script, step, 0, 1.0)
+    script.sharded([2 * MB] * 6, ms, again=not fixed, **options)
     updated(script)
 
 
@@ -345,10 +352,11 @@ HEALTHY = {"bucket_cap_bytes": 25 * 2**20, "least_unused_parameter_size": 0}
 SMALL = {"bucket_cap_bytes": 200_000}
 
 
-def averaged(script: Script, step: int, fixed: bool) -> None:
+def averaged(noted_ms: float, script: Script, step: int, fixed: bool) -> None:
     """A pass of FSDP2, an update, and gathers of all parameters, for an average of them.
 
-    Averaging a whole tensor takes 1.6 ms, a shard a quarter of this.
+    Averaging a whole tensor takes 1.6 ms, a shard a quarter of this. ``noted_ms``: time before and
+    after each gather that the function takes which gathers a tensor.
     """
     script.sharded([8 * MB] * 3, ms=ms_of(script, step, 0, 8.0), again=False)
     script.work(20.0, Phase.OPTIMIZER)
@@ -356,7 +364,8 @@ def averaged(script: Script, step: int, fixed: bool) -> None:
     for _ in range(6):
         sizes = {"bytes_in": 4 * MB // RANKS, "bytes_out": 4 * MB}
         if not fixed:
-            script.call("all_gather_into_tensor", 4 * MB, 1.5, **sizes)
+            with script.copying("full_tensors", noted_ms):
+                script.call("all_gather_into_tensor", 4 * MB, 1.5, **sizes)
         script.work(1.6 / RANKS if fixed else 1.6)
 
 
@@ -419,9 +428,12 @@ BUILT: list[tuple[str, Body, dict[str, Any]]] = [
     ("pickled-objects", objects, {}),
     ("pickled-objects", objects_seldom, {}),
     ("barrier-each-step", barriers, {}),
-    ("fsdp-every-pass", reduced, {"models": 0}),
-    ("fsdp-gathers-twice", gathered, {"models": 0}),
-    ("gathered-parameters", averaged, {"models": 0, "trained": SHARDS}),
+    ("fsdp-every-pass", partial(reduced, 0.0), {"models": 0}),
+    ("fsdp-every-pass", partial(reduced, 0.4), {"models": 0}),
+    ("fsdp-gathers-twice", partial(gathered, 0.0), {"models": 0}),
+    ("fsdp-gathers-twice", partial(gathered, 0.4), {"models": 0}),
+    ("gathered-parameters", partial(averaged, 0.0), {"models": 0, "trained": SHARDS}),
+    ("gathered-parameters", partial(averaged, 0.4), {"models": 0, "trained": SHARDS}),
     ("workers-restarted", restarted, {}),
     ("compiled-anew", compiled, {}),
     ("garbage-in-turns", garbage, {}),
