@@ -31,12 +31,15 @@ class Bursts:
     burst: Ints
     #: Mask over the table: the barriers before calls of bursts, of the same segment.
     barriers: Mask
+    #: True if calls of different types can be joined too, as single numbers can: all of them fit
+    #: into one floating-point type.
+    of_numbers: bool = False
 
     @cached_property
     def remains(self) -> Mask:
-        """True for the calls that remain if a burst's calls of one type and reduction are joined.
+        """True for the calls that remain if those calls of a burst are joined that can be.
 
-        The first call of each type and reduction in a burst remains.
+        The first call of each reduction remains, or of each type and reduction.
         """
         remains = np.zeros(len(self.row), dtype=bool)
         if len(self.row):
@@ -71,9 +74,13 @@ class Bursts:
 
     @property
     def _kinds(self) -> Ints:
-        """Burst, type and reduction of each call: calls with the same three can be joined."""
+        """Burst, type and reduction of each call: calls with the same three can be joined.
+
+        With ``of_numbers``, all types count as one.
+        """
         table = self.calls.table
-        parts = (self.burst, table.dtype[self.row], table.reduce_op[self.row])
+        dtype = np.where(self.of_numbers, 0, table.dtype[self.row])
+        parts = (self.burst, dtype, table.reduce_op[self.row])
         return np.stack(parts, axis=1).astype(np.int64)
 
     def removed(self) -> Removed:

@@ -76,6 +76,8 @@ def _sighting(facts: Facts, of_ranks: list[tuple[RankCalls, Mask]], op: str) -> 
     size = in_bytes(float(first.size_bytes[mask].sum()) / facts.steps)
     calls = counted(round(first.per_step(mask)), f"{op} call")
     of_weights = op == "broadcast" or _after_update(first, mask)
+    # The work between the calls may then compute the average, which stays.
+    is_average = of_weights and op != "broadcast"
     what = (
         "DDP keeps the weights of all ranks equal, and averages of them"
         if of_weights
@@ -85,7 +87,9 @@ def _sighting(facts: Facts, of_ranks: list[tuple[RankCalls, Mask]], op: str) -> 
         f"{what}, but each step sends {size}, as many bytes as the model has, once more in {calls}"
         f"{at_line(line)}, for {in_ms(ms)}.",
         share,
-        saving_without(facts, [Removed.whole(calls, mask) for calls, mask in of_ranks]),
+        saving_without(
+            facts, [Removed.whole(calls, mask, of_loop=not is_average) for calls, mask in of_ranks]
+        ),
         line,
         op=op,
         lines=tuple(first.lines(mask)),
@@ -116,6 +120,11 @@ CAUSE = CatalogueCause(
         "does a moving average of the weights, because each rank computes it from equal "
         "weights. Weights that changed on one rank only, as by loading a checkpoint, are "
         "sent once."
+    ),
+    gain_note=(
+        "The steps are replayed without the calls, and without what their loop does between one "
+        "call and the next, such as the division. After calls that reduce weights that work stays, "
+        "because it may compute their average."
     ),
     fix=(
         "# delete the loop that reduces gradients after backward, with its division by\n"

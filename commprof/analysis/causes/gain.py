@@ -37,10 +37,18 @@ class Removed:
         return cls(mask, none, none, bytes_remain)
 
     @classmethod
-    def whole(cls, calls: RankCalls, mask: Mask) -> Removed:
-        """Removes the masked calls, and the thread's work from issue until the thread went on."""
+    def whole(cls, calls: RankCalls, mask: Mask, of_loop: bool = False) -> Removed:
+        """Removes the masked calls, and the thread's work from issue until the thread went on.
+
+        ``of_loop``: True if the fix also removes what a loop does between one of these calls and
+        the next, without another call or phase between them.
+        """
         rows = np.flatnonzero(mask & (calls.wait_end_ns > 0))
         begin, end = calls.table.issue_ns[rows], calls.wait_end_ns[rows]
+        if of_loop and len(rows):
+            follows = (np.diff(rows) == 1) & (np.diff(calls.segment[rows]) == 0)
+            follows &= np.diff(calls.step[rows]) == 0
+            begin[1:][follows] = np.minimum(end[:-1], begin[1:])[follows]
         last = np.maximum.accumulate(end)
         begin = np.maximum(begin, np.append(0, last[:-1]))
         return cls(mask, begin, np.maximum(begin, last))

@@ -97,7 +97,7 @@ def _rule(facts: Facts) -> Sighting | None:
         "average of the weights can be kept as shards.",
         share,
         saving_without(
-            facts, [_removed(facts, place, mask) for place, (_, mask) in enumerate(of_ranks)]
+            facts, [_removed(facts, row, mask) for row, (_, mask) in enumerate(of_ranks)]
         ),
         line,
     )

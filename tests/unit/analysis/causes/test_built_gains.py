@@ -111,11 +111,35 @@ def shown_loss(script: Script, step: int, fixed: bool) -> None:
     updated(script)
 
 
-def averaged_again(script: Script, step: int, fixed: bool) -> None:
-    """Two calls of 2 ms, each of half of the gradients, after DDP's backward."""
+def single_numbers(script: Script, step: int, fixed: bool) -> None:
+    """gloo reduces a single number in 0.6 ms, and several numbers in 1.5 ms, as DDP's bucket."""
+    script.forward(ms_of(script, step, 0, 10.0))
+    script.backward(ms_of(script, step, 1, 20.0), {200_000: 1.5})
+    updated(script)
+    for _ in range(1 if fixed else 8):
+        script.call(size=32 if fixed else 4, ms=1.5 if fixed else 0.6)
+
+
+def metric(script: Script, step: int, fixed: bool) -> None:
+    """Three states of a metric: for each a barrier, a gather of sizes and a gather of values."""
     passed(script, step)
-    for _ in range(0 if fixed else 2):
-        script.call(size=2 * MB, ms=2.0)
+    updated(script)
+    for _ in range(0 if fixed else 3):
+        script.call("barrier", 0, 0.3)
+        script.call("all_gather", 8, 0.6, "Long")
+        script.work(ms_of(script, step, 2, 0.2))
+        script.call("all_gather", 4, 0.6)
+        script.work(ms_of(script, step, 3, 0.2))
+    if fixed:
+        script.call("all_gather", 12, 0.6)
+
+
+def averaged_again(script: Script, step: int, fixed: bool) -> None:
+    """Six calls, each of a sixth of the gradients, after DDP's backward, and a division by each."""
+    passed(script, step)
+    for _ in range(0 if fixed else 6):
+        script.call(size=4 * MB // 6, ms=0.7)
+        script.work(ms_of(script, step, 2, 0.5))
     updated(script)
 
 
@@ -421,6 +445,8 @@ BUILT: list[tuple[str, Body, dict[str, Any]]] = [
     ("exchanged-again", averaged_again, {"trained": REDUCED}),
     ("statistics-each-layer", layers, {}),
     ("scalars-one-by-one", scalars, {}),
+    ("scalars-one-by-one", metric, {}),
+    ("scalars-one-by-one", single_numbers, {}),
     ("scalars-every-pass", shown_loss, {}),
     ("tensors-one-by-one", tensors, {}),
     ("zero-one-by-one", zero, {}),
