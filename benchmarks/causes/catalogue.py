@@ -6,14 +6,18 @@ Jobs are in ``benchmarks/causes/jobs``; ``FIXED=1`` makes the twin, with the fix
 runs the job and its twin one after the other with `commprof run`. The report of the job must name
 the cause on the first screen, and the report of the twin must name no cause.
 
-The measured gain is the reduction of the mean step from the job to its twin. It is compared with
-the gain that the report predicts for the fix; the error is in percent of the job's step. As A/A
-control, each script is compared with its own repetition in the next round. The standard error of
-the control is the noise of the measured gain, and only an error beyond this noise is judged.
+In each round the job and its twin also run at the same time and take turns of ten steps, while the
+processes of the other one stand still. So both meet the same disturbances of the machine. The
+measured gain is the reduction of the mean step from the job's turns to the twin's. It is compared
+with the gain that the report predicts for the fix; the error is in percent of the job's step. The
+noise of the measured gain is its standard error over the pairs of turns, and only an error beyond
+this noise is judged. Jobs whose loop is not ``common.steps()`` take no turns: their gain is that of
+the recorded steps, and their noise that of an A/A control, which compares each script with its own
+repetition in the next round.
 
 Sleeping jobs sleep where other jobs compute. Some of the computing jobs also rest, because on hosts
 with only one core per rank the threads of the exchanges take a core from compute. The processes are
-forks of one process that has imported torch, so all jobs together take about ten minutes. Jobs in
+forks of one process that has imported torch, so all jobs together take about forty minutes. Jobs in
 the results file are not run again. The exit code is 1 if a demand is not met.
 """
 
@@ -22,6 +26,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
+import struct
 import sys
 import tempfile
 import time
@@ -112,6 +118,9 @@ OPTIONS = {"weights_differ": ["--check-sync", "5"]}
 NAMED, SILENT, ERROR = 0.925, 0.975, 2.0
 _ROUNDS = 2
 _LIMIT_S = 180
+_RANKS = 2
+#: Steps of a turn, and turns of each script. The first turn is a warm-up.
+_TURN_STEPS, _TURNS = 10, 7
 
 
 def main() -> int:
@@ -137,11 +146,14 @@ def main() -> int:
 def measured(job: str, rounds: int, keep: Path | None = None) -> dict[str, Any]:
     """Runs a job and its twin in turns; returns the named causes, and the steps of each run."""
     runs: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    turns: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds):
             for fixed in (False, True):
                 name = f"{job}-{number}-{'twin' if fixed else 'job'}"
                 runs[fixed].append(_run(job, fixed, (keep or Path(folder)) / name))
+            if _takes_turns(job):
+                turns += _in_turns(job, Path(folder) / f"{job}-{number}-turns")
     gains = [gain for run in runs[False] if (gain := run["gain"]) is not None]
     return {
         "job": job,
@@ -151,16 +163,85 @@ def measured(job: str, rounds: int, keep: Path | None = None) -> dict[str, Any]:
         "steps_ms": [run["step_ms"] for run in runs[False]],
         "twin_steps_ms": [run["step_ms"] for run in runs[True]],
         "said": gains,
+        **({"turns_ms": turns} if turns else {}),
     }
+
+
+def _takes_turns(job: str) -> bool:
+    return "common.steps()" in (JOBS_FOLDER / f"{job}.py").read_text()
+
+
+def _in_turns(job: str, directory: Path) -> list[tuple[float, float]]:
+    """Runs a job and its twin at the same time, in turns.
+
+    Returns:
+        Mean step of the job and of its twin in ms, for each pair of turns.
+    """
+    sides = []
+    for fixed in (False, True):
+        pipes = directory / f"{'twin' if fixed else 'job'}-pipes"
+        pipes.mkdir(parents=True)
+        begins, took = (
+            [_pipe(pipes / f"{name}_{rank}") for rank in range(_RANKS)]
+            for name in ("begins", "took")
+        )
+        settings = {"STEPS": str(_TURNS * _TURN_STEPS), "TURN_STEPS": str(_TURN_STEPS)}
+        environment = {**_environment(fixed), **settings, "TURNS": str(pipes)}
+        words = _words(job, directory / f"{'twin' if fixed else 'job'}")
+        sides.append((Forked(words, environment, split=True, spare_count=_RANKS), begins, took))
+    pairs = []
+    try:
+        for number in range(_TURNS):
+            pair = [0.0, 0.0]
+            # job, twin, twin, job, ...: a steady drift of the machine cancels out.
+            for side in ((0, 1), (1, 0))[number % 2]:
+                pair[side] = _turn_ms(*sides[side])
+            pairs.append((pair[0], pair[1]))
+    finally:
+        for process, begins, took in sides:
+            for pipe in (*begins, *took):
+                os.close(pipe)
+            _printed(process)
+    return pairs[1:]
+
+
+def _pipe(path: Path) -> int:
+    """Makes a named pipe and opens both its ends, so that no process waits for another to open."""
+    os.mkfifo(path)
+    return os.open(path, os.O_RDWR)
+
+
+def _turn_ms(process: Forked, begins: Sequence[int], took: Sequence[int]) -> float:
+    """Lets a job run one turn; returns its mean step in ms.
+
+    Raises:
+        ChildProcessError: a rank did not end its turn.
+    """
+    for pipe in begins:
+        os.write(pipe, b"b")
+    total_ns = 0
+    for pipe in took:
+        if not select.select([pipe], [], [], _LIMIT_S)[0]:
+            raise ChildProcessError(f"{process.args}: a turn did not end within {_LIMIT_S} s")
+        total_ns += struct.unpack("<q", os.read(pipe, 8))[0]
+    return total_ns / len(took) / _TURN_STEPS / 1e6
+
+
+def _environment(fixed: bool) -> dict[str, str]:
+    paths = [str(JOBS_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "FIXED": str(int(fixed)), "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _words(job: str, directory: Path) -> list[str]:
+    """The command that records a job."""
+    run = ["-m", "commprof.run", "--nproc", str(_RANKS), *OPTIONS.get(job, [])]
+    return [*run, "--output", str(directory), str(JOBS_FOLDER / f"{job}.py")]
 
 
 def _run(job: str, fixed: bool, directory: Path) -> dict[str, Any]:
     """Runs one job under commprof; returns the causes and steps from its JSON result."""
-    paths = [str(JOBS_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "FIXED": str(int(fixed)), "PYTHONPATH": os.pathsep.join(paths)}
-    run = ["-m", "commprof.run", "--nproc", "2", *OPTIONS.get(job, [])]
-    run += ["--output", str(directory), str(JOBS_FOLDER / f"{job}.py")]
-    _called(run, environment, spare_count=2)
+    environment = _environment(fixed)
+    _called(_words(job, directory), environment, spare_count=_RANKS)
     report = ["-m", "commprof", "report", str(directory), "--format", "json"]
     result = json.loads(_called(report, environment))
     figures = result["runs"][-1]["aggregated_metrics"]
@@ -180,16 +261,30 @@ def _called(words: list[str], environment: dict[str, str], spare_count: int = 0)
     Raises:
         ChildProcessError: the program failed.
     """
-    process = Forked(words, environment, split=True, spare_count=spare_count)
+    return _printed(Forked(words, environment, split=True, spare_count=spare_count))
+
+
+def _printed(process: Forked) -> str:
+    """Waits for a process; returns its output.
+
+    Raises:
+        ChildProcessError: the program failed.
+    """
     printed, errors = process.communicate(_LIMIT_S)
     if process.returncode:
-        raise ChildProcessError(f"{words}: {errors[-2000:]}")
+        raise ChildProcessError(f"{process.args}: {errors[-2000:]}")
     return printed
 
 
 def won(row: dict[str, Any]) -> float:
     """Returns the measured gain, as a fraction of the job's step."""
-    return 1 - float(np.mean(row["twin_steps_ms"])) / float(np.mean(row["steps_ms"]))
+    steps_ms, twin_ms = np.mean(_pairs_ms(row), axis=0)
+    return 1 - float(twin_ms / steps_ms)
+
+
+def _pairs_ms(row: dict[str, Any]) -> list[tuple[float, float]]:
+    """Mean step of the job and of its twin in ms, by pair of turns, or by round without turns."""
+    return row.get("turns_ms") or list(zip(row["steps_ms"], row["twin_steps_ms"], strict=True))
 
 
 def error(row: dict[str, Any]) -> float:
@@ -201,11 +296,16 @@ def error(row: dict[str, Any]) -> float:
 
 
 def noise(row: dict[str, Any]) -> float:
-    """Standard error of the measured gain, in percent of the step, from the A/A control.
+    """Standard error of the measured gain, in percent of the step.
 
-    The control compares repetitions: runs of the same script differ by chance only. NaN if there
-    was only one round.
+    It follows from how the pairs of turns differ. Without turns it follows from the A/A control,
+    which compares repetitions: runs of the same script differ by chance only. NaN if there was only
+    one round.
     """
+    if "turns_ms" in row:
+        steps_ms, twin_ms = np.array(row["turns_ms"]).T
+        beyond_ms = twin_ms - (1 - won(row)) * steps_ms
+        return float(100 * beyond_ms.std(ddof=1) / np.sqrt(len(beyond_ms)) / steps_ms.mean())
     if len(row["steps_ms"]) < 2:
         return float("nan")
     squares = [np.var(row[key], ddof=1) / len(row[key]) for key in ("steps_ms", "twin_steps_ms")]
@@ -267,8 +367,7 @@ def _cells(row: dict[str, Any]) -> tuple[Any, ...]:
         row["job"],
         f"{right} of {len(row['first'])}",
         f"{sum(not names for names in row['twin'])} of {len(row['twin'])} silent",
-        f"{np.mean(row['steps_ms']):.1f}",
-        f"{np.mean(row['twin_steps_ms']):.1f}",
+        *(f"{ms:.1f}" for ms in np.mean(_pairs_ms(row), axis=0)),
         f"{np.mean(row['said']):.1%}" if row["said"] else "-",
         f"{won(row):.1%}",
         f"{error(row):.1f}" if row["said"] else "-",

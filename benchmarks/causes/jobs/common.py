@@ -7,7 +7,10 @@ contain no code from the reports.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import struct
 import time
 from collections.abc import Iterator
 
@@ -18,6 +21,9 @@ from torch import nn
 #: True for the healthy twin of a job.
 FIXED = os.environ.get("FIXED") == "1"
 STEPS = int(os.environ.get("STEPS", "40"))
+#: Folder with two pipes per rank, if a benchmark gives this job and another one their turns, and
+#: the number of steps in a turn.
+TURNS, TURN_STEPS = os.environ.get("TURNS", ""), int(os.environ.get("TURN_STEPS", "10"))
 
 
 def begin() -> int:
@@ -34,9 +40,31 @@ def end() -> None:
     dist.destroy_process_group()
 
 
-def steps() -> Iterator[int]:
-    """Yields the index of each step."""
-    yield from range(STEPS)
+def steps(rank: int | None = None) -> Iterator[int]:
+    """Yields the index of each step; before a turn's first step, waits until the turn begins.
+
+    ``rank``: None for that of the environment.
+    """
+    if not TURNS:
+        yield from range(STEPS)
+        return
+    rank = int(os.environ["RANK"]) if rank is None else rank
+    begins = os.open(f"{TURNS}/begins_{rank}", os.O_RDONLY)
+    took = os.open(f"{TURNS}/took_{rank}", os.O_WRONLY)
+    for first in range(0, STEPS, TURN_STEPS):
+        _of_workers(signal.SIGSTOP)
+        os.read(begins, 1)
+        _of_workers(signal.SIGCONT)
+        begin_ns = time.monotonic_ns()
+        yield from range(first, first + TURN_STEPS)
+        os.write(took, struct.pack("<q", time.monotonic_ns() - begin_ns))
+
+
+def _of_workers(number: signal.Signals) -> None:
+    """Stops the workers of DataLoaders, which would load ahead in the turn of the other job."""
+    for worker in multiprocessing.active_children():
+        if worker.pid is not None:
+            os.kill(worker.pid, number)
 
 
 class Sleep(torch.autograd.Function):

@@ -1,4 +1,7 @@
-"""Each rank draws the size of its batches, and all wait for the largest; the twin's are equal."""
+"""Each rank draws the size of its batches, and all wait for the largest.
+
+The twin divides the same samples evenly.
+"""
 
 import random
 
@@ -7,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 rank = common.begin()
-lengths = random.Random(0 if common.FIXED else rank)
+lengths = [random.Random(number) for number in range(2)]
 
 
 class Reader(torch.nn.Module):
@@ -25,7 +28,8 @@ class Reader(torch.nn.Module):
 model = DistributedDataParallel(Reader())
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 for _ in common.steps():
-    rows = lengths.choice([32, 64, 128, 256])
+    drawn = [of_rank.choice([32, 64, 128, 256]) for of_rank in lengths]
+    rows = sum(drawn) // len(drawn) if common.FIXED else drawn[rank]
     model(torch.randn(rows, 256, requires_grad=True)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
