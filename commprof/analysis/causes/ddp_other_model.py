@@ -125,8 +125,16 @@ def _is_again(
     now = passes[index].update
     updates = (now + ahead for ahead in range(len(cycle)))
     its_update = next((k for k in updates if model in cycle[k % len(cycle)]), None)
-    later = next((passed for passed in passes[index + 1 :] if model in passed.models), None)
-    if its_update is None or later is None or not now < later.update <= its_update:
+    # Further micro batches before the same update add up to the pass.
+    later = next(
+        (
+            passed
+            for passed in passes[index + 1 :]
+            if model in passed.models and passed.update > now
+        ),
+        None,
+    )
+    if its_update is None or later is None or later.update > its_update:
         return False
     between = range(now + 1, its_update + 1)
     return any(model not in keeping[number % len(cycle)] for number in between)
