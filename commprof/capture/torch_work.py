@@ -3,7 +3,7 @@
 DDP copies buffers into one tensor before their broadcast, and back afterwards. Its search for
 unused parameters visits each node of the autograd graph. FSDP copies parameters and gradients into
 one tensor before its collectives, and back afterwards. Objects are pickled before their collectives
-and unpickled after them. A DataLoader starts worker processes and ends them.
+and unpickled after them. A DataLoader starts worker processes and ends them. The main thread saves.
 torch.compile compiles. The times of all this work go into the trace when capture stops.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import wraps
@@ -35,6 +36,11 @@ def _always(*_: Any) -> bool:
     return True
 
 
+def _on_main_thread(*_: Any) -> bool:
+    """False in a thread that saves in the background."""
+    return threading.current_thread() is threading.main_thread()
+
+
 def _searches(model: Any, *_: Any) -> bool:
     """True if the call of ``model._post_forward`` searches for unused parameters."""
     return bool(model.find_unused_parameters and not model.static_graph)
@@ -52,6 +58,7 @@ _FUNCTIONS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "ddp_searches": (DistributedDataParallel, "_post_forward", _searches),
     "object_pickles": (_c10d, "_object_to_tensor", _always),
     "object_unpickles": (_c10d, "_tensor_to_object", _always),
+    "saves": (torch, "save", _on_main_thread),
     "loader_worker_starts": (_workers, "__init__", _always),
     "loader_worker_stops": (_workers, "_shutdown_workers", _always),
 }

@@ -17,6 +17,7 @@ from commprof.analysis.causes.facts import Facts
 from commprof.analysis.causes.turns import LEAST_MS, LongSteps, long_steps, saving_without
 from commprof.analysis.evidence import Figure
 from commprof.text import in_ms, percent_digits
+from commprof.trace.lookup import row_containing
 from commprof.trace.schema import PHASES
 from commprof.units import ns_to_ms
 
@@ -35,6 +36,8 @@ _EVALUATING = ("eval", "evaluate", "evaluation", "validate", "validation", "test
 _OUTSIDE = 0.7
 #: If more than this fraction of the long steps directly follow another one, they are one series.
 _IN_SERIES = 0.5
+#: At least this fraction of the unusual work must be calls of ``torch.save`` to be a checkpoint.
+_MOST_OF = 0.5
 #: If the other ranks do more than this fraction of the same work at the same time, nobody is alone.
 _SHARED = 0.5
 
@@ -56,7 +59,8 @@ def _rule(facts: Facts) -> Sighting | None:
     passes = facts.ranks[position].more_forwards(np.flatnonzero(steps.is_long[position]))
     ms = ns_to_ms(float(by_rank[position]) / number)
     evaluates = passes > 0
-    saves = not evaluates and _saves(facts)
+    has_saved = _has_saved(facts, steps, position)
+    saves = not evaluates and (_saves(facts) if has_saved is None else has_saved)
     divided, whole = (
         saving_without(facts, steps, [position], is_divided=is_divided)
         for is_divided in (True, False)
@@ -65,7 +69,8 @@ def _rule(facts: Facts) -> Sighting | None:
     if evaluates:
         what = f"evaluates alone ({passes:.0f} more forward passes)"
     elif saves:
-        what = "works alone (the script's loop saves a checkpoint)"
+        how = "the script's loop saves a checkpoint" if has_saved is None else "in torch.save"
+        what = f"works alone ({how})"
         instead = (
             " Writing it in the background wins more than to divide it over the ranks, which "
             f"saves {percent_digits(divided.saved.value)} % of the step."
@@ -83,6 +88,21 @@ def _rule(facts: Facts) -> Sighting | None:
         whole if saves else divided,
         fix=_FIX if evaluates else ASYNCHRONOUS,
     )
+
+
+def _has_saved(facts: Facts, steps: LongSteps, position: int) -> bool | None:
+    """True if the rank's unusual work in long steps is mostly calls of ``torch.save``.
+
+    None if no such call was recorded in the measured steps: other functions save too.
+    """
+    begin_ns, end_ns = facts.noted_ns(position, "saves")
+    if not len(begin_ns):
+        return None
+    calls = facts.ranks[position]
+    is_long = steps.is_long[position]
+    in_long = is_long[row_containing(calls.begin_ns, calls.end_ns, begin_ns)]
+    unusual_ns = np.maximum(steps.extra_ns[position][is_long], 0.0).sum()
+    return bool((end_ns - begin_ns)[in_long].sum() >= _MOST_OF * unusual_ns)
 
 
 def _saves(facts: Facts) -> bool:
@@ -170,9 +190,10 @@ CAUSE = CatalogueCause(
         "which wins more than to divide it, and a log be written less often."
     ),
     gain_note=(
-        "The steps are replayed as if every rank did an equal part of the work. If the script's "
-        "loop saves and does not evaluate, they are replayed without the work, as if it was done "
-        "in the background; copying what is written there, and cores that the writing takes from "
+        "The steps are replayed as if every rank did an equal part of the work. If most of the "
+        "work is recorded calls of `torch.save`, or if none is recorded and the script's loop "
+        "saves and does not evaluate, they are replayed without the work, as if it was done in "
+        "the background; copying what is written there, and cores that the writing takes from "
         "training, are not counted."
     ),
     fix=_FIX,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -229,3 +231,22 @@ def test_modules_that_are_imported_later_are_found_by_polling(
     noting.remove()
     assert Worker().work() == 3
     assert len(recorder.metadata["works"]["begin_ns"]) == 1
+
+
+def test_saving_is_noted_on_the_main_thread_only(tmp_path: Path) -> None:
+    recorder = Recorder(0)
+    work = TorchWork(recorder)  # type: ignore[arg-type]
+    work.install()
+    try:
+        for number in range(2):
+            torch.save(torch.ones(4), tmp_path / f"{number}.pt")
+            time.sleep(0.001)
+        background = threading.Thread(target=torch.save, args=(1, tmp_path / "other.pt"))
+        background.start()
+        background.join()
+    finally:
+        work.remove()
+    torch.save(1, tmp_path / "later.pt")
+    assert torch.load(tmp_path / "1.pt").sum() == 4
+    checked(recorder.metadata["saves"], MORE_METADATA["saves"], "saves")
+    assert len(recorder.metadata["saves"]["begin_ns"]) == 2

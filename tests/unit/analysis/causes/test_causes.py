@@ -557,6 +557,31 @@ def test_a_checkpoint_is_told_by_the_script_and_written_in_the_background(
     assert saved(cause) == pytest.approx(won / (30 * 33 + 6 * 60), abs=5e-3)
 
 
+@pytest.mark.parametrize(("ms", "is_checkpoint"), [(55.0, True), (5.0, False)])
+def test_a_checkpoint_is_told_by_the_time_in_which_the_rank_saved(
+    ms: float, is_checkpoint: bool, tmp_path: Path
+) -> None:
+    """Also if the script's loop saves something, but not for long."""
+    train = tmp_path / "train.py"
+    train.write_text("for step in range(40):\n    torch.save(model.state_dict(), 'x')\n")
+    os.utime(train, (0, 0))  # it is as it ran
+
+    def body(script: Script, step: int) -> None:
+        begin_ms = script.now_ms
+        if script.rank.rank == 0:
+            script.now_ms += ms
+            script.note("saves", begin_ms)
+            script.now_ms = begin_ms
+        alone(60.0, 5)(script, step)
+
+    found = causes_of(body, steps=31, models=0, script_path=str(train))
+    sentence = found["rank-alone"].sentence
+    assert ("Rank 0 works alone (in torch.save) every 5 steps" in sentence) == is_checkpoint
+    assert "loop saves a checkpoint" not in sentence
+    won = 6 * (60 if is_checkpoint else 30)
+    assert saved(found["rank-alone"]) == pytest.approx(won / (30 * 33 + 6 * 60), abs=5e-3)
+
+
 @pytest.mark.parametrize(
     ("line", "is_checkpoint"),
     [
