@@ -199,9 +199,11 @@ def _in_turns(job: str, directory: Path) -> list[tuple[float, float]]:
             pairs.append((pair[0], pair[1]))
     finally:
         for process, begins, took in sides:
+            for pipe in begins:
+                os.write(pipe, b"e")
+            _printed(process)
             for pipe in (*begins, *took):
                 os.close(pipe)
-            _printed(process)
     return pairs[1:]
 
 

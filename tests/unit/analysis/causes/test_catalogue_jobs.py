@@ -83,12 +83,19 @@ def test_a_job_stands_still_until_its_turn_begins(
             time.sleep(0.01)
             done[rank].append(step)
 
-    for rank in range(2):
-        threading.Thread(target=train, args=(rank,), daemon=True).start()
+    threads = [threading.Thread(target=train, args=(rank,), daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
     process: Any = SimpleNamespace(args=[])
     assert done == [[], []]
     for last in (2, 5):
         assert catalogue._turn_ms(process, begins, took) >= 10.0
         assert [steps[-1] for steps in done] == [last, last]
+    assert all(thread.is_alive() for thread in threads)
+    for pipe in begins:
+        os.write(pipe, b"e")
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
     for pipe in (*begins, *took):
         os.close(pipe)
