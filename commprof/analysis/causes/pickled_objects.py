@@ -233,7 +233,9 @@ CAUSE = CatalogueCause(
         "The steps are replayed without the calls, pickling and unpickling if objects are to be "
         f"exchanged in few steps; for pickles of at most {_NUMBERS_BYTES // 2**10} KiB, which a "
         "tensor can replace, with one call with a tensor in place of both calls of each object. "
-        "Not predicted if pickling was not recorded, as by other tools."
+        "What the script does to make the objects, and with what it got, is not told from its "
+        "other work: steps that exchange none also spare that. Not predicted if pickling was not "
+        "recorded, as by other tools."
     ),
     fix=(
         "import torch.distributed as dist\n\n"
