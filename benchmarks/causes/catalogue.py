@@ -47,6 +47,7 @@ JOBS_FOLDER = Path(__file__).parent / "jobs"
 JOBS = {
     "trained_apart": "trained-apart",
     "weights_differ": "weights-differ",
+    "same_batches": "same-batches",
     "ddp_wrong_pass": "ddp-wrong-pass",
     "ddp_every_pass": "ddp-every-pass",
     "every_pass_computing": "ddp-every-pass",
@@ -96,6 +97,7 @@ JOBS = {
     "rank_alone": "rank-alone",
     "checkpoint_alone": "rank-alone",
     "evaluates_alone": "rank-alone",
+    "evaluated_by_all": "evaluated-by-all",
     "logs_each_step": "rank-busier",
     "garbage_in_turns": "garbage-in-turns",
     "caches_in_turns": "ranks-in-turns",
@@ -105,6 +107,7 @@ JOBS = {
     "workers_restarted": "workers-restarted",
     "batches_from_one_rank": "batches-from-one-rank",
     "uneven_batches": "uneven-batches",
+    "epoch_not_set": "epoch-not-set",
     "late_embedding": "late-embedding",
     "embedding_computing": "late-embedding",
     "too_many_threads": "too-many-threads",

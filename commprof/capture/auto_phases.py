@@ -10,6 +10,7 @@ is computed after the model's call, belongs to no phase; reports call it "other"
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import wraps
@@ -44,6 +45,7 @@ class AutoPhases:
         finder: StepFinder | None = None,
         called: Callable[[DistributedDataParallel], None] | None = None,
         updating: Callable[[Any], None] | None = None,
+        loaded: Callable[[Any, Any, int], None] | None = None,
     ) -> None:
         """Patches nothing yet.
 
@@ -52,8 +54,12 @@ class AutoPhases:
             finder: is notified of updates and backward passes, which may end a step.
             called: is called with a DDP model after each of its forward passes.
             updating: is called with an optimizer before each of its updates that is not compiled.
+            loaded: is called after each request of a batch, outside of the phase, with the
+                DataLoader's iterator, the batch (None if there is none left), and the time of the
+                request in ns.
         """
         self._markers = markers
+        self._loaded = loaded
         # This concerns the Python recorder's markers: native markers are never compiled.
         for marker in markers.values():
             uncompiled(marker.begin, callees=True)
@@ -116,13 +122,13 @@ class AutoPhases:
             self._patches.on_remove_for_compilers(handle.remove)
 
     def _patch_data(self, marker: Marker) -> None:
-        original = _BaseDataLoaderIter.__next__
+        original, loaded = _BaseDataLoaderIter.__next__, self._loaded
 
         @wraps(original)
         def marked(iterator: Any) -> Any:
             if _traced():
                 return original(iterator)
-            samples = 0
+            batch, samples, begin_ns = None, 0, time.monotonic_ns()
             marker.begin()
             try:
                 batch = original(iterator)
@@ -130,6 +136,8 @@ class AutoPhases:
                 return batch
             finally:
                 marker.end(samples)
+                if loaded is not None:
+                    loaded(iterator, batch, begin_ns)
 
         self._patches.replace(_BaseDataLoaderIter, "__next__", marked)
 

@@ -20,6 +20,7 @@ from commprof import _native, invocation
 from commprof.capture import nccl
 from commprof.capture.auto_phases import FSDP, AutoPhases
 from commprof.capture.cross_check_sources import CrossCheckSources
+from commprof.capture.data_passes import PassNotes
 from commprof.capture.device_telemetry import TelemetrySampler
 from commprof.capture.ending import error_line, unhandled
 from commprof.capture.garbage import GarbageCollections
@@ -109,11 +110,13 @@ class Profiler:
             self._cross_check_sources.models,
             flat=lambda: self._auto_phases.sharded.is_flat,
         )
+        self._data_passes = PassNotes(self._recorder)
         self._auto_phases = AutoPhases(
             self._markers,
             self._finder,
             called=self._cross_check_sources.note,
             updating=self._trained.before_update,
+            loaded=self._data_passes.loaded,
         )
         self._sharded = self._auto_phases.sharded
         self._direct_groups = DirectGroups()
@@ -211,6 +214,7 @@ class Profiler:
             waits.install()
         self._cross_check_sources.start(self._recorder)
         self._telemetry.start(self._recorder)
+        self._data_passes.start()
         self._auto_phases.install()
         self._gradient_norms.install(path.with_suffix(".gradients"))
         self._trained.install(path)
@@ -279,6 +283,7 @@ class Profiler:
         self._trained.remove()
         self._garbage.remove()
         self._torch_work.remove()
+        self._data_passes.stop()
         self._note_gloo_threads()
         self._note_threads()
         self._note_ending(error)

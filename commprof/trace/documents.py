@@ -147,6 +147,19 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "loader_worker_starts": {"begin_ns": list[int], "end_ns": list[int]},
     # Times at which a DataLoader ended its worker processes.
     "loader_worker_stops": {"begin_ns": list[int], "end_ns": list[int]},
+    # Passes over DataLoaders, 1,024 at most: when the first batch was asked for, and when the last
+    # one came or the pass ended; number and epoch, both from 1, of a DistributedSampler that
+    # shuffles by its epoch, or 0; number of batches; checksum of the content of the first 4 of
+    # them, and how many of these differ in content.
+    "data_passes": {
+        "begin_ns": list[int],
+        "end_ns": list[int],
+        "sampler": list[int],
+        "epoch": list[int],
+        "batches": list[int],
+        "checksum": list[int],
+        "contents": list[int],
+    },
     # Times of the last 64 compilations by torch.compile, including those before the capture.
     "compilations": {"begin_ns": list[int], "end_ns": list[int]},
     # Bytes of the parameters that the optimizers updated in their first updates: of all parameters,

@@ -355,16 +355,20 @@ class Facts:
         spans = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
         if not len(spans):
             return spans[:, 0], spans[:, 1]
-        # The metadata's times are on the rank's own clock; its steps give the offset.
-        recorded, aligned = (
-            columns.steps(traces[position]) for traces in (self.seen.recorded, self.seen.traces)
-        )
-        if len(recorded) and len(recorded) == len(aligned):
-            spans = spans + int(aligned.begin_ns[0] - recorded.begin_ns[0])
+        spans = spans + self.clock_shift_ns(position)
         calls = self.ranks[position]
         spans = spans[np.argsort(spans[:, 0], kind="stable")]
         inside = row_containing(calls.begin_ns, calls.end_ns, spans[:, 0]) >= 0
         return spans[inside, 0], spans[inside, 1]
+
+    def clock_shift_ns(self, position: int) -> int:
+        """What to add to times in a rank's metadata, which are on the rank's own clock."""
+        recorded, aligned = (
+            columns.steps(traces[position]) for traces in (self.seen.recorded, self.seen.traces)
+        )
+        if not len(recorded) or len(recorded) != len(aligned):
+            return 0
+        return int(aligned.begin_ns[0] - recorded.begin_ns[0])
 
     def passes(
         self,

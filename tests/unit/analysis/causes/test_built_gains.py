@@ -419,6 +419,25 @@ def compiled(script: Script, step: int, fixed: bool) -> None:
     updated(script)
 
 
+def evaluated(script: Script, step: int, fixed: bool) -> None:
+    """Every fifth step ends with an evaluation of 12 batches, or of a rank's part of them."""
+    passed(script, step)
+    updated(script)
+    begin = script.now_ms
+    if step % 5 == 4:
+        number = 12 // RANKS if fixed else 12
+        for batch in range(number):
+            script.work(ms_of(script, step, 100 + batch, 6.0))
+        read = 1000 * script.rank.rank if fixed else 0
+        noted = {"sampler": 0, "epoch": 0, "batches": number, "checksum": read, "contents": 4}
+        kept = script.rank.metadata.setdefault("data_passes", {key: [] for key in noted})
+        for key, value in noted.items():
+            kept[key].append(value)
+        noted_ms = {"begin_ns": begin, "end_ns": script.now_ms}
+        for key, at_ms in noted_ms.items():
+            kept.setdefault(key, []).append(round(at_ms * 1e6))
+
+
 #: The shards of a rank in ``averaged``.
 SHARDS = {
     **{"parameter_bytes": 24 * MB // RANKS, "sharded": True, "flat": False},
@@ -466,6 +485,7 @@ BUILT: list[tuple[str, Body, dict[str, Any]]] = [
     ("late-loading", loading, {}),
     ("rank-alone", partial(alone, 0), {}),
     ("rank-alone", partial(alone, 4), {}),
+    ("evaluated-by-all", evaluated, {}),
     ("rank-busier", logging, {}),
     ("ranks-in-turns", in_turns, {}),
     ("uneven-batches", uneven, {}),

@@ -1,0 +1,95 @@
+"""The ranks' passes over their DataLoaders: for training or not, and over the same data or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from commprof.analysis.causes.facts import Facts, RankCalls, once
+from commprof.analysis.collectives.calls import group_sizes
+from commprof.trace import columns
+from commprof.trace.columns import Ints
+from commprof.trace.schema import Phase
+
+#: Operations by which ranks divide the work on a batch, as parts of a sequence or of a model.
+_DIVIDING = ("send", "recv", "recv_any_source", "all_to_all", "all_to_all_single")
+#: Operations that may be in forward passes of ranks that do not divide a batch.
+_OF_FORWARD = ("broadcast", "barrier", "monitored_barrier")
+
+
+@dataclass(frozen=True)
+class DataPasses:
+    """Passes of one rank over DataLoaders, in order of their begins; times are in ns."""
+
+    begin_ns: Ints
+    end_ns: Ints
+    #: Number of the DistributedSampler, and its epoch; 0 if it does not shuffle by its epoch.
+    sampler: Ints
+    epoch: Ints
+    #: Number of batches of the pass.
+    batches: Ints
+    #: Checksum of the first batches, and how many of them differ in content.
+    checksum: Ints
+    contents: Ints
+    #: Number of backward passes that began during the pass.
+    backward: Ints
+
+    def chosen(self, rows: Ints) -> DataPasses:
+        """Only these passes."""
+        return replace(self, **{name: values[rows] for name, values in vars(self).items()})
+
+    @property
+    def training(self) -> DataPasses:
+        """The passes that train: a backward pass follows on most batches, or on groups of them."""
+        is_training = (self.backward >= 2) & (self.backward * _MOST_MICRO >= self.batches)
+        return self.chosen(np.flatnonzero(is_training))
+
+    @property
+    def evaluating(self) -> DataPasses:
+        """The passes during which no backward pass begins."""
+        return self.chosen(np.flatnonzero(self.backward == 0))
+
+    @property
+    def is_telling(self) -> bool:
+        """True if the compared batches of each pass differ, as those of constant data do not."""
+        return bool(len(self.contents) and (self.contents >= 2).all())
+
+
+#: Largest number of batches for each backward pass that trains on them.
+_MOST_MICRO = 4
+
+
+@once
+def data_passes(facts: Facts) -> list[DataPasses]:
+    """The passes of each rank; empty if a rank's passes were not recorded."""
+    of_ranks = []
+    for position, trace in enumerate(facts.seen.traces):
+        noted = trace.metadata.get("data_passes") or {}
+        if not noted.get("begin_ns"):
+            return []
+        read = {name: np.array(values, dtype=np.int64) for name, values in noted.items()}
+        shift = facts.clock_shift_ns(position)
+        read |= {name: read[name] + shift for name in ("begin_ns", "end_ns")}
+        phases = columns.phases(trace)
+        begun = np.sort(phases.begin_ns[phases.key == Phase.BACKWARD])
+        first, last = (np.searchsorted(begun, read[name]) for name in ("begin_ns", "end_ns"))
+        passes = DataPasses(**read, backward=(last - first).astype(np.int64))
+        of_ranks.append(passes.chosen(np.argsort(read["begin_ns"], kind="stable")))
+    return of_ranks
+
+
+def is_data_parallel(facts: Facts) -> bool:
+    """True if DDP exchanges gradients of all ranks, and no calls divide a batch among ranks.
+
+    Ranks that divide a model, or the sequences of a batch, need the same batches.
+    """
+    return bool(facts.ddp_models) and all(_is_data_parallel(calls) for calls in facts.ranks)
+
+
+def _is_data_parallel(calls: RankCalls) -> bool:
+    in_forward = (calls.step >= 0) & (calls.phase == Phase.FORWARD)
+    if (in_forward & ~calls.measured(_OF_FORWARD)).any() or calls.measured(_DIVIDING).any():
+        return False
+    sizes = group_sizes(calls.trace, calls.table)[calls.in_backward & (calls.step >= 0)]
+    return bool(len(sizes)) and bool((sizes == calls.trace.metadata["world_size"]).all())

@@ -1,0 +1,99 @@
+"""A DistributedSampler gives the same order in every epoch, because its epoch is never set."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.data_passes import DataPasses, data_passes
+from commprof.analysis.causes.edits.script import Script
+from commprof.analysis.causes.facts import Facts
+
+#: Least number of passes for training with one epoch of a sampler.
+_LEAST = 3
+
+
+def _repeated(passes: DataPasses) -> int:
+    """Largest number of passes for training in which a sampler gave the same order.
+
+    Passes of one sampler with one epoch do so; and passes of several samplers, as of loaders that
+    each epoch makes anew, with one epoch and the same first batches.
+    """
+    shuffled = passes.training
+    shuffled = shuffled.chosen(np.flatnonzero(shuffled.epoch > 0))
+    most = 0
+    for keys in (shuffled.sampler, shuffled.checksum):
+        pairs = np.stack([keys, shuffled.epoch], axis=1)
+        counts = np.unique(pairs, axis=0, return_counts=True)[1] if len(pairs) else np.zeros(0)
+        most = max(most, int(counts.max(initial=0)))
+    return most
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    number = min(map(_repeated, data_passes(facts)), default=0)
+    if number < _LEAST:
+        return None
+    return Sighting(
+        f"A DistributedSampler gave the samples in the same order in {number} passes over the "
+        "data, because its epoch was not changed: shuffle=True draws the order from the seed and "
+        "the epoch. Each rank also gets the same part of the samples every time."
+    )
+
+
+def _edit(script: Script) -> str:
+    """Sets the epoch at the begin of the loop over epochs, if the script shows it."""
+    site = script.only("DistributedSampler")
+    if site is None or site.loop is not None or not site.target:
+        return ""
+    loops = [
+        place.loop
+        for place in script.places("backward")
+        if place.source is site.source and place.loop is not None
+    ]
+    source = site.source
+    outer = [
+        node
+        for inner in loops
+        for node in source.around(inner)
+        if _is_range_loop(source.segment(node).lstrip()) and node is not inner
+    ]
+    if len({id(node) for node in outer}) != 1:
+        return ""
+    (loop, *_) = outer
+    epoch = source.segment(loop.target)  # type: ignore[attr-defined]
+    first = loop.body[0]  # type: ignore[attr-defined]
+    return source.before(first, f"{site.target}.set_epoch({epoch})")
+
+
+def _is_range_loop(text: str) -> bool:
+    head = text.splitlines()[0] if text else ""
+    return head.startswith("for ") and "range(" in head and "," not in head.partition(" in ")[0]
+
+
+CAUSE = CatalogueCause(
+    id="epoch-not-set",
+    title="Every epoch has the same order, because the sampler's epoch is not set",
+    needs=(),
+    rule=_rule,
+    looks_like=(
+        f"On each rank, at least {_LEAST} passes over DataLoaders, during which backward passes "
+        "begin, use a DistributedSampler with `shuffle=True` and with the same epoch. The passes "
+        "have one sampler, or their first batches are equal. Subclasses with an order of their own "
+        "do not count."
+    ),
+    why=(
+        "`DistributedSampler(shuffle=True)` draws the order of the samples from its seed and its "
+        "epoch, which only `set_epoch` changes. Without it every epoch divides the samples over "
+        "the ranks in the same way and gives them in the same order. The job is as fast as before, "
+        "but learns less from each epoch."
+    ),
+    gain_note="Not predicted, because no step becomes shorter.",
+    fix=(
+        "for epoch in range(YOUR_EPOCHS):\n"
+        "    YOUR_SAMPLER.set_epoch(epoch)\n"
+        "    for batch in YOUR_LOADER:\n"
+        "        YOUR_STEP(YOUR_MODEL, batch)"
+    ),
+    edit=lambda facts, _: _edit(facts.script),
+    source="https://github.com/Spijkervet/SimCLR/pull/26",
+)

@@ -1,0 +1,143 @@
+"""Passes over DataLoaders are noted: when they took place, what they read, and in which order."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from commprof.capture.auto_phases import AutoPhases
+from commprof.capture.data_passes import PassNotes, checksum
+from commprof.files import checked
+from commprof.trace.documents import MORE_METADATA
+from commprof.trace.schema import PHASES
+from tests.support.builders.metadata_recorder import Recorder
+
+DATA = TensorDataset(torch.arange(640.0).reshape(64, 10))
+
+
+def noted(loaders: Iterable[Any], write_errno: int = 0, until: int = 99) -> dict[str, Any]:
+    """What is noted of a pass over each of the loaders, of ``until`` batches at most."""
+    recorder = Recorder(write_errno)
+    passes = PassNotes(recorder)  # type: ignore[arg-type]
+    marker = types.SimpleNamespace(begin=lambda: None, end=lambda *_: None)
+    phases = AutoPhases(dict.fromkeys(PHASES, marker), loaded=passes.loaded)  # type: ignore[arg-type]
+    passes.start()
+    phases.install()
+    try:
+        for loader in loaders:
+            for number, _ in enumerate(loader, 1):
+                if number == until:
+                    break
+    finally:
+        phases.remove()
+        passes.stop()
+    found: dict[str, Any] = recorder.metadata.get("data_passes", {})
+    if found:
+        checked(found, MORE_METADATA["data_passes"], "data_passes")
+    return found
+
+
+def sampled(rank: int, epoch: int = 0, **settings: Any) -> DataLoader[Any]:
+    sampler = DistributedSampler(DATA, 2, rank, **settings)
+    sampler.set_epoch(epoch)
+    return DataLoader(DATA, 8, sampler=sampler)
+
+
+def test_two_ranks_that_read_the_same_have_the_same_checksums() -> None:
+    loader = DataLoader(DATA, 8)
+    first, second = noted([loader, loader]), noted([DataLoader(DATA, 8)])
+    assert first["batches"] == [8, 8]
+    assert first["checksum"] == [second["checksum"][0]] * 2
+    assert first["contents"] == [4, 4]
+    begin, end = zip(first["begin_ns"], first["end_ns"], strict=True)
+    assert begin[0] < begin[1] <= end[0] < end[1]
+
+
+def test_ranks_that_hold_data_of_their_own_differ_though_their_indices_are_equal() -> None:
+    other = TensorDataset(torch.arange(640.0).reshape(64, 10) + 1)
+    assert noted([DataLoader(DATA, 8)])["checksum"] != noted([DataLoader(other, 8)])["checksum"]
+
+
+def test_parts_of_a_distributed_sampler_differ() -> None:
+    found = noted([sampled(0), sampled(1), sampled(0), sampled(0, shuffle=False)])
+    first, other, again, _ = found["checksum"]
+    assert first == again != other
+    assert found["sampler"] == [1, 2, 3, 0]
+    assert found["epoch"] == [1, 1, 1, 0]
+
+
+def test_the_epoch_of_each_pass_is_noted() -> None:
+    loader = sampled(0)
+
+    def epochs() -> Iterator[DataLoader[Any]]:
+        for epoch in (0, 0, 3):
+            loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+            yield loader
+
+    found = noted(epochs())
+    assert (found["sampler"], found["epoch"]) == ([1, 1, 1], [1, 1, 4])
+    assert found["checksum"][0] == found["checksum"][1] != found["checksum"][2]
+
+
+def test_a_sampler_with_an_order_of_its_own_has_no_epoch() -> None:
+    class Own(DistributedSampler[Any]):
+        def __iter__(self) -> Iterator[int]:
+            return iter([3, 1, 2])
+
+    assert noted([DataLoader(DATA, 1, sampler=Own(DATA, 2, 0))])["sampler"] == [0]
+
+
+def test_a_pass_that_the_script_leaves_ends_with_its_last_batch() -> None:
+    found = noted([DataLoader(DATA, 8)] * 2, until=3)
+    assert found["batches"] == [3, 3]
+    assert found["end_ns"][0] <= found["begin_ns"][1]
+
+
+def test_batches_of_constant_data_do_not_differ() -> None:
+    constant = TensorDataset(torch.ones(64, 10))
+    assert noted([DataLoader(constant, 8)])["contents"] == [1]
+
+
+def test_a_list_of_batches_and_samples_of_other_kinds_do_not_stop_the_script() -> None:
+    listed = DataLoader(DATA, batch_sampler=[[1, 2], [3]])  # type: ignore[arg-type]
+    others: Any = DataLoader([object(), object()], 1, collate_fn=lambda batch: batch)
+    found = noted([listed, others])
+    assert found["batches"] == [2, 2]
+    assert found["contents"] == [2, 1]
+
+
+def test_without_passes_or_space_on_the_disk_nothing_is_written() -> None:
+    assert noted([]) == {}
+    assert noted([DataLoader(DATA, 8)], write_errno=28) == {}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"x": torch.arange(4000) + (torch.arange(4000) == 3999), "name": ["a"]},
+        {"x": torch.arange(4000), "name": ["b"]},
+        {"x": torch.arange(3999), "name": ["a"]},
+    ],
+)
+def test_a_checksum_holds_tensors_and_texts(other: dict[str, Any]) -> None:
+    batch = {"x": torch.arange(4000), "name": ["a"]}
+    assert checksum(batch) == checksum({"x": torch.arange(4000), "name": ["a"]})
+    assert checksum(other) != checksum(batch)
+
+
+def test_large_tensors_enter_with_elements_at_equal_distances() -> None:
+    large = torch.arange(40_000)
+    between, at = large.clone(), large.clone()
+    between[11], at[10] = 0, 0  # every tenth element enters
+    assert checksum(between) == checksum(large) != checksum(at)
+
+
+def test_tensors_that_numpy_cannot_read_are_left_out() -> None:
+    assert checksum([torch.ones(3, dtype=torch.bfloat16)]) == 0
+    assert checksum([torch.ones(3, requires_grad=True)]) == 0
