@@ -4,7 +4,8 @@ DDP copies buffers into one tensor before their broadcast, and back afterwards. 
 unused parameters visits each node of the autograd graph. FSDP copies parameters and gradients into
 one tensor before its collectives, and back afterwards. Objects are pickled before their collectives
 and unpickled after them. A DataLoader starts worker processes and ends them. The main thread saves.
-torch.compile compiles. The times of all this work go into the trace when capture stops.
+torch.compile compiles. Anomaly detection slows backward passes. The times of all this work go into
+the trace when capture stops.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ def _searches(model: Any, *_: Any) -> bool:
     return bool(model.find_unused_parameters and not model.static_graph)
 
 
+def _finds_anomalies(*_: Any) -> bool:
+    return torch.is_anomaly_enabled()
+
+
 _FSDP = "torch.distributed.fsdp"
 #: None if torch lacks it.
 _c10d = getattr(dist, "distributed_c10d", None)
@@ -61,6 +66,8 @@ _FUNCTIONS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "saves": (torch, "save", _on_main_thread),
     "loader_worker_starts": (_workers, "__init__", _always),
     "loader_worker_stops": (_workers, "_shutdown_workers", _always),
+    # The function of backward passes that runs the engine; AutoPhases replaces backward itself.
+    "anomaly_backwards": (torch.autograd, "_engine_run_backward", _finds_anomalies),
 }
 #: The same for functions of modules that this module does not import, because most scripts do not
 #: use them: key, module, class ("" for a function of the module) and name. The first of two rows

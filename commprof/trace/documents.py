@@ -147,6 +147,8 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "loader_worker_starts": {"begin_ns": list[int], "end_ns": list[int]},
     # Times at which a DataLoader ended its worker processes.
     "loader_worker_stops": {"begin_ns": list[int], "end_ns": list[int]},
+    # Times of backward passes with autograd's anomaly detection on.
+    "anomaly_backwards": {"begin_ns": list[int], "end_ns": list[int]},
     # Passes over DataLoaders, 1,024 at most: when the first batch was asked for, and when the last
     # one came or the pass ended; number and epoch, both from 1, of a DistributedSampler that
     # shuffles by its epoch, or 0; number of batches; checksum of the content of the first 4 of

@@ -24,7 +24,7 @@ _OPS = names_of("all_gather")
 _OF_SHARDS = 0.5
 
 
-def _outside(calls: RankCalls) -> Mask:
+def outside(calls: RankCalls) -> Mask:
     """Gathers of the script after backward.
 
     Gathers of optimizers are left out: they may need the updated parameters.
@@ -33,12 +33,18 @@ def _outside(calls: RankCalls) -> Mask:
     return mask & (calls.phase != Phase.OPTIMIZER)
 
 
-def _in_forward(calls: RankCalls) -> Mask:
+def _after_update(calls: RankCalls) -> Mask:
+    """Gathers after the update: those between backward and the update are of gradients."""
+    return outside(calls) & ~calls.before_update
+
+
+def in_forward(calls: RankCalls) -> Mask:
+    """Gathers that a forward pass issued."""
     mask: Mask = calls.chosen(_OPS) & (calls.phase == Phase.FORWARD) & ~calls.in_backward
     return mask
 
 
-def _holds_model(calls: RankCalls, mask: Mask) -> bool:
+def holds_model(calls: RankCalls, mask: Mask) -> bool:
     """True if these calls send most of the rank's shards in more than half of the steps."""
     trained = trained_by(calls.trace.metadata)
     if trained is None or not trained.sharded:
@@ -49,7 +55,7 @@ def _holds_model(calls: RankCalls, mask: Mask) -> bool:
     return least > 0 and int((sent >= least).sum()) > steps / 2
 
 
-def _removed(facts: Facts, position: int, mask: Mask) -> Removed:
+def without(facts: Facts, position: int, mask: Mask) -> Removed:
     """The gathers, and the work between two of them that whole tensors take more than shards.
 
     Without the time of the whole call that gathers a tensor, its own work counts as work at that
@@ -79,8 +85,8 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     # Forward must gather too: if it does not, the script's gathers may serve the forward pass.
     of_ranks = facts.on_all_ranks(
-        lambda calls: (calls, _outside(calls)),
-        lambda seen: _holds_model(*seen) and _holds_model(seen[0], _in_forward(seen[0])),
+        lambda calls: (calls, _after_update(calls)),
+        lambda seen: holds_model(*seen) and holds_model(seen[0], in_forward(seen[0])),
     )
     if not of_ranks:
         return None
@@ -97,7 +103,7 @@ def _rule(facts: Facts) -> Sighting | None:
         "average of the weights can be kept as shards.",
         share,
         saving_without(
-            facts, [_removed(facts, row, mask) for row, (_, mask) in enumerate(of_ranks)]
+            facts, [without(facts, row, mask) for row, (_, mask) in enumerate(of_ranks)]
         ),
         line,
     )
@@ -110,7 +116,7 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         "FSDP shards the job's parameters. In more than half of the steps, all-gathers between "
-        "backward and the next forward pass, other than those of the optimizer, send at "
+        "the update and the next forward pass, other than those of the optimizer, send at "
         f"least {_OF_SHARDS:.0%} of a rank's shards, and the all-gathers in forward do so "
         "too. The ranks stand in the all-gathers outside of forward for at least "
         f"{WORTH_NAMING:.0%} of the step."

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from commprof.analysis.causes import (
+    anomaly_mode,
     barrier_each_step,
     batches_from_one_rank,
     compiled_anew,
@@ -30,6 +31,7 @@ from commprof.analysis.causes import (
     fsdp_shared_group,
     fsdp_small_units,
     garbage_in_turns,
+    gathered_gradients,
     gathered_outputs,
     gathered_parameters,
     groups_in_turns,
@@ -45,6 +47,7 @@ from commprof.analysis.causes import (
     ranks_in_turns,
     same_batches,
     same_core,
+    scalar_each_step,
     scalars_every_pass,
     scalars_one_by_one,
     slow_interface,
@@ -91,11 +94,14 @@ CAUSES: Final[tuple[CatalogueCause, ...]] = (
     fsdp_shared_group.CAUSE,
     scalars_one_by_one.CAUSE,
     scalars_every_pass.CAUSE,
+    scalar_each_step.CAUSE,
     tensors_one_by_one.CAUSE,
     zero_one_by_one.CAUSE,
     gathered_outputs.CAUSE,
     gathered_parameters.CAUSE,
+    gathered_gradients.CAUSE,
     debug_detail.CAUSE,
+    anomaly_mode.CAUSE,
     pickled_objects.CAUSE,
     groups_in_turns.CAUSE,
     groups_made_anew.CAUSE,

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data.distributed import DistributedSampler
 
 from commprof.analysis.causes.registry import CAUSES
 
@@ -37,29 +38,37 @@ def model() -> nn.Sequential:
     return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)))
 
 
+#: Causes of sharded models that FSDP1 mends in lines of its own.
+GATHERED = ("gathered-parameters", "gathered-gradients")
+
+
 def wrapped(cause: str, flat: bool) -> nn.Module:
     """The model as the script has it when the fix is pasted."""
-    if flat and cause in ("fsdp-every-pass", "gathered-parameters"):
+    if flat and cause in ("fsdp-every-pass", *GATHERED):
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         return FullyShardedDataParallel(model(), device_id=torch.device("cpu"))
     is_sharded = cause.startswith("fsdp-") and cause not in ("fsdp-one-unit", "fsdp-small-units")
-    if (is_sharded or cause == "gathered-parameters") and not flat:
+    if (is_sharded or cause in GATHERED) and not flat:
         from torch.distributed.fsdp import fully_shard
 
         whole = model()
         fully_shard(whole)
         return whole
-    has_ddp = ("ddp-every-pass", "ddp-wrong-pass", "fewer-batches", "rank-alone")
+    has_ddp = ("ddp-every-pass", "ddp-wrong-pass", "fewer-batches")
+    has_ddp += ("rank-alone", "evaluated-by-all")
     return DistributedDataParallel(model()) if cause in has_ddp else model()
 
 
 def names(cause: str, flat: bool, folder: str) -> dict[str, Any]:
     """Objects of a script, by the YOUR_ names which the user replaces by names of his own."""
     trained = wrapped(cause, flat)
+    if cause == "gathered-gradients":
+        trained(torch.ones(8, 4)).sum().backward()
     for parameter in trained.parameters():
         if cause == "tensors-one-by-one":
             parameter.grad = torch.ones_like(parameter)
+    trains = ("fewer-batches", "epoch-not-set")
     return {
         "YOUR_MODEL": trained,
         "YOUR_BATCH": torch.ones(8, 4),
@@ -76,7 +85,12 @@ def names(cause: str, flat: bool, folder: str) -> dict[str, Any]:
         "YOUR_DATA": Samples(),
         "YOUR_BATCH_SIZE": 2,
         "YOUR_LOADER": [torch.ones(2, 4)] * 2,
-        "YOUR_STEP": 0 if cause != "fewer-batches" else lambda net, batch: net(batch).sum(),
+        "YOUR_STEP": 0 if cause not in trains else lambda net, batch: net(batch).sum(),
+        "YOUR_EPOCH": 1,
+        "YOUR_EPOCHS": 2,
+        "YOUR_SAMPLER": DistributedSampler(Samples()),
+        "YOUR_INTERVAL": 20,
+        "YOUR_LIMIT": 1.0,
         "YOUR_WORK": lambda: None,
         "YOUR_EVALUATION": lambda net, loader: torch.tensor(float(len(loader))),
         "YOUR_FOLDER": folder,

@@ -250,3 +250,21 @@ def test_saving_is_noted_on_the_main_thread_only(tmp_path: Path) -> None:
     assert torch.load(tmp_path / "1.pt").sum() == 4
     checked(recorder.metadata["saves"], MORE_METADATA["saves"], "saves")
     assert len(recorder.metadata["saves"]["begin_ns"]) == 2
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_backward_passes_with_anomaly_detection_are_noted(is_on: bool) -> None:
+    recorder = Recorder(0)
+    work = TorchWork(recorder)  # type: ignore[arg-type]
+    before = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+    work.install()
+    try:
+        for _ in range(3):
+            with torch.autograd.set_detect_anomaly(is_on):
+                torch.ones(2, requires_grad=True).sum().backward()
+            time.sleep(0.001)
+    finally:
+        work.remove()
+    assert torch.autograd._engine_run_backward is before  # type: ignore[attr-defined]
+    noted = recorder.metadata.get("anomaly_backwards", {"begin_ns": []})
+    assert len(noted["begin_ns"]) == (3 if is_on else 0)

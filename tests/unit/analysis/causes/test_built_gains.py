@@ -393,6 +393,33 @@ def averaged(noted_ms: float, script: Script, step: int, fixed: bool) -> None:
         script.work(1.6 / RANKS if fixed else 1.6)
 
 
+def clipped(script: Script, step: int, fixed: bool) -> None:
+    """Gradients of six tensors are gathered for their norm, or a number is reduced.
+
+    The norm of a whole tensor takes 1.6 ms, of a shard a quarter of this.
+    """
+    script.sharded([8 * MB] * 3, ms=ms_of(script, step, 0, 8.0), again=False)
+    script.work(ms_of(script, step, 1, 2.0))
+    for _ in range(6):
+        sizes = {"bytes_in": 4 * MB // RANKS, "bytes_out": 4 * MB}
+        if not fixed:
+            script.call("all_gather_into_tensor", 4 * MB, 1.5, **sizes)
+        script.work(1.6 / RANKS if fixed else 1.6)
+    script.work(20.0, Phase.OPTIMIZER)
+
+
+def seldom(script: Script, step: int, fixed: bool) -> None:
+    """Weights are averaged every tenth step; a flag is reduced in each, or in these steps."""
+    script.forward(ms_of(script, step, 0, 10.0))
+    script.backward(ms_of(script, step, 1, 20.0))
+    updated(script)
+    averages = step % 10 == 9
+    if averages or not fixed:
+        script.call(ms=2.0)
+    if averages:
+        script.call(size=8 * MB, ms=6.0)
+
+
 def restarted(script: Script, step: int, fixed: bool) -> None:
     """Epochs of five steps, before which workers start and load a first batch for 20 ms."""
     starts = step % 5 == 0 and not fixed
@@ -479,6 +506,8 @@ BUILT: list[tuple[str, Body, dict[str, Any]]] = [
     ("fsdp-gathers-twice", partial(gathered, 0.4), {"models": 0}),
     ("gathered-parameters", partial(averaged, 0.0), {"models": 0, "trained": SHARDS}),
     ("gathered-parameters", partial(averaged, 0.4), {"models": 0, "trained": SHARDS}),
+    ("gathered-gradients", clipped, {"models": 0, "trained": SHARDS}),
+    ("scalar-each-step", seldom, {"models": 0}),
     ("workers-restarted", restarted, {}),
     ("compiled-anew", compiled, {}),
     ("garbage-in-turns", garbage, {}),

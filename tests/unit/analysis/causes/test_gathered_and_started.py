@@ -44,6 +44,34 @@ def test_parameters_that_are_gathered_for_an_average_are_named() -> None:
     assert "summon_full_params" in flat["gathered-parameters"].fix
 
 
+def clipped(script: Script, step: int, update: bool = True) -> None:
+    """A pass of FSDP2 of 51 ms, three gathers of a unit each, 6 ms in all, and an update."""
+    script.sharded([8 * MB] * 3, ms=5.0, again=False)
+    for _ in range(3):
+        sizes = {"bytes_in": 4 * MB, "bytes_out": 8 * MB}
+        script.call("all_gather_into_tensor", 8 * MB, 2.0, **sizes)
+    script.work(20.0, Phase.OPTIMIZER if update else Phase.OTHER)
+
+
+def test_gradients_that_are_gathered_for_their_norm_are_named() -> None:
+    found = causes_of(clipped, models=0, trained=SHARDS)
+    assert "gathered-parameters" not in found
+    cause = found["gathered-gradients"]
+    assert "each step gathers FSDP2's shards to 24 MB, in 3 calls, for 6 ms" in cause.sentence
+    assert saved(cause) == pytest.approx(6 / 77, abs=1e-3)
+    assert "clip_grad_norm_(parameters" in cause.fix
+    flat = causes_of(clipped, models=0, trained={**SHARDS, "flat": True})
+    assert "YOUR_MODEL.clip_grad_norm_" in flat["gathered-gradients"].fix
+
+
+def test_gathers_are_not_said_to_be_of_gradients_if_no_update_was_seen() -> None:
+    def body(script: Script, step: int) -> None:
+        clipped(script, step, update=False)
+
+    assert "gathered-gradients" not in causes_of(body, models=0, trained=SHARDS)
+    assert "gathered-gradients" not in causes_of(averaged, models=0, trained=SHARDS)
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"every": 10}, {"phase": Phase.OPTIMIZER}, {"phase": Phase.FORWARD}],

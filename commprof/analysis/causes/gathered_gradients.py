@@ -1,0 +1,77 @@
+"""Sharded gradients are gathered between backward and the update, as for their norm."""
+
+from __future__ import annotations
+
+from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
+from commprof.analysis.causes.gain import saving_without
+from commprof.analysis.causes.gathered_parameters import holds_model, in_forward, outside, without
+from commprof.analysis.causes.sharded_library import library
+from commprof.analysis.evidence import Figure
+from commprof.text import counted, in_bytes, in_ms
+
+
+def _before_update(calls: RankCalls) -> Mask:
+    return outside(calls) & calls.before_update
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    if facts.world.communication.sharding is None:
+        return None
+    of_ranks = facts.on_all_ranks(
+        lambda calls: (calls, _before_update(calls)),
+        lambda seen: holds_model(*seen) and holds_model(seen[0], in_forward(seen[0])),
+    )
+    if not of_ranks:
+        return None
+    blocked = [calls.blocked_ns(mask) for calls, mask in of_ranks]
+    share = facts.share(blocked)
+    if not share >= WORTH_NAMING:
+        return None
+    first, mask = of_ranks[0]
+    line, ms = first.line(mask), facts.per_step_ms(blocked)
+    return Sighting(
+        f"Between backward and the update, each step gathers {library(facts)}'s shards to "
+        f"{in_bytes(float(first.size_bytes[mask].sum()) / facts.steps)}, in "
+        f"{counted(round(first.per_step(mask)), 'call')}{at_line(line)}, for {in_ms(ms)}. The norm "
+        "of the gradients needs one number of each rank.",
+        share,
+        saving_without(
+            facts, [without(facts, row, mask) for row, (_, mask) in enumerate(of_ranks)]
+        ),
+        line,
+    )
+
+
+CAUSE = CatalogueCause(
+    id="gathered-gradients",
+    title="Sharded gradients are gathered in every step, as for their norm",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        "FSDP shards the job's parameters. In more than half of the steps, all-gathers between "
+        "backward and the update, other than those of the optimizer, send at least 50% of a rank's "
+        "shards, and the all-gathers in forward do so too. The ranks stand in the all-gathers "
+        f"outside of forward for at least {WORTH_NAMING:.0%} of the step."
+    ),
+    why=(
+        "`grad.full_tensor()`, or a gradient in `summon_full_params(with_grads=True)`, sends the "
+        "gradients of the whole model to all ranks, and nothing overlaps this; each rank then "
+        "holds them whole. To clip or to log the norm, each rank adds up the squares of its own "
+        "shards, and one number is reduced, which torch's function does. Histograms and checks for "
+        "NaN can be computed on the shards too."
+    ),
+    gain_note=(
+        "The steps are replayed without these gathers, and of the work between one gather and the "
+        "next, only the part of a rank's own shards remains. The reduction of the norm is not "
+        "counted."
+    ),
+    fix=(
+        "parameters = list(YOUR_MODEL.parameters())\n"
+        "norm = torch.nn.utils.clip_grad_norm_(parameters, YOUR_LIMIT)  # of the shards\n"
+        "if YOUR_STEP % 100 == 0:  # what only a log needs\n"
+        "    norm = norm.full_tensor().item()"
+    ),
+    fix_of_fsdp1="norm = YOUR_MODEL.clip_grad_norm_(YOUR_LIMIT)  # a method of FSDP1",
+    source="https://github.com/huggingface/transformers/pull/46113",
+)

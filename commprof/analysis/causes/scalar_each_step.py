@@ -1,0 +1,90 @@
+"""A job that exchanges gradients or weights in few steps exchanges a number in every step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
+from commprof.analysis.causes.gain import Removed, saving_without
+from commprof.analysis.causes.scalars_one_by_one import small
+from commprof.analysis.evidence import Figure
+from commprof.text import counted, in_ms
+from commprof.trace import columns
+from commprof.trace.schema import OPS, Phase
+
+#: In at least this fraction of the steps, ranks exchange numbers and nothing else; in at most the
+#: other fraction they exchange more.
+_LONE, _OTHERS = 0.5, 1 / 3
+#: Least number of steps in which ranks exchange more.
+_LEAST = 2
+
+
+def _lone(calls: RankCalls) -> Mask:
+    """Small calls of steps that train, and in which the rank makes no other calls.
+
+    None if the rank exchanges more in most steps, or in none.
+    """
+    steps = len(calls.begin_ns)
+    mask, measured = small(calls), calls.step >= 0
+    none: Mask = np.zeros(len(mask), dtype=bool)
+    has_others = np.zeros(steps, dtype=bool)
+    has_others[calls.step[measured & ~mask]] = True
+    if not _LEAST <= has_others.sum() <= _OTHERS * steps:
+        return none
+    phases = columns.phases(calls.trace)
+    begun = np.sort(phases.begin_ns[phases.key == Phase.BACKWARD])
+    trains = np.searchsorted(begun, calls.end_ns) > np.searchsorted(begun, calls.begin_ns)
+    chosen: Mask = mask & (trains & ~has_others)[calls.step]
+    return chosen if len(np.unique(calls.step[chosen])) >= _LONE * steps else none
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    of_ranks = facts.on_all_ranks(
+        lambda calls: (calls, _lone(calls)), lambda of_rank: bool(of_rank[1].any())
+    )
+    if not of_ranks:
+        return None
+    removed = [Removed.whole(calls, mask) for calls, mask in of_ranks]
+    blocked = [float((spans.end_ns - spans.begin_ns).sum()) for spans in removed]
+    share = facts.share(blocked)
+    if not share >= WORTH_NAMING:
+        return None
+    first, mask = of_ranks[0]
+    op = OPS[int(np.bincount(first.table.op[mask]).argmax())]
+    line = first.line(mask)
+    lone = len(np.unique(first.step[mask]))
+    per_step = counted(round(float(mask.sum()) / lone), f"{op} call")
+    return Sighting(
+        f"In {lone} of {facts.steps} steps the ranks exchange nothing but numbers, in {per_step} "
+        f"of each step{at_line(line)}, for {in_ms(facts.per_step_ms(blocked))} per step: they wait "
+        "for the slowest rank in every step, though they exchange weights or gradients in few.",
+        share,
+        saving_without(facts, removed),
+        line,
+    )
+
+
+CAUSE = CatalogueCause(
+    id="scalar-each-step",
+    title="Ranks that train apart between averages meet in every step for a number",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        f"In at least {_LONE:.0%} of the steps a backward pass begins and the script makes calls "
+        "of at most 256 bytes outside of forward and backward, but no other calls. In at least "
+        f"{_LEAST} steps, and at most a third of them, there are others. The ranks wait in the "
+        f"small calls of the former steps for at least {WORTH_NAMING:.0%} of the step."
+    ),
+    why=(
+        "Local SGD and DiLoCo let each rank make many updates of its own before weights are "
+        "averaged, so that neither the network nor a slow rank holds up each step. A flag, such as "
+        "whether every rank still has data, or a loss for a log, that is exchanged in every step "
+        "makes the ranks meet all the same. Exchange it in the steps that average."
+    ),
+    fix=(
+        "if YOUR_STEP % YOUR_INTERVAL == 0:  # the steps that average weights\n"
+        "    torch.distributed.all_reduce(YOUR_TENSOR)  # a flag, or sums for a log"
+    ),
+    source="https://github.com/rwth-i6/returnn/pull/1727",
+)
