@@ -5,14 +5,19 @@ from __future__ import annotations
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
 from commprof.analysis.causes.gain import saving_without
-from commprof.analysis.causes.gathered_parameters import holds_model, in_forward, outside, without
+from commprof.analysis.causes.gathered_parameters import (
+    after_backward,
+    holds_model,
+    in_forward,
+    without,
+)
 from commprof.analysis.causes.sharded_library import library
 from commprof.analysis.evidence import Figure
 from commprof.text import counted, in_bytes, in_ms
 
 
 def _before_update(calls: RankCalls) -> Mask:
-    return outside(calls) & calls.before_update
+    return after_backward(calls) & calls.before_update
 
 
 def _rule(facts: Facts) -> Sighting | None:

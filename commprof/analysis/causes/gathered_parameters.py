@@ -24,7 +24,7 @@ _OPS = names_of("all_gather")
 _OF_SHARDS = 0.5
 
 
-def outside(calls: RankCalls) -> Mask:
+def after_backward(calls: RankCalls) -> Mask:
     """Gathers of the script after backward.
 
     Gathers of optimizers are left out: they may need the updated parameters.
@@ -35,7 +35,7 @@ def outside(calls: RankCalls) -> Mask:
 
 def _after_update(calls: RankCalls) -> Mask:
     """Gathers after the update: those between backward and the update are of gradients."""
-    return outside(calls) & ~calls.before_update
+    return after_backward(calls) & ~calls.before_update
 
 
 def in_forward(calls: RankCalls) -> Mask:

@@ -9,8 +9,10 @@ different lines issued them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from commprof.analysis.collectives.kinds import CALLED_AT
 
 #: By sequence number of the collective in its group: the line at which each rank issued it.
 LinesByNumber = Mapping[int, Mapping[int, str]]
@@ -100,3 +102,19 @@ def shifted_since(lines: LinesByNumber, seq: int) -> tuple[int, tuple[tuple[int,
     while first < seq and of(first) in usual:
         first += 1
     return (first, of(first)) if first < seq else None
+
+
+def told_apart(paths: Sequence[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
+    """Returns each rank's line, with the line that called it if all ranks are at one line.
+
+    ``paths``: by rank, the lines of the script's frames as ``call_path`` returns them. Of the lines
+    that called, the innermost at which the ranks differ is said.
+    """
+    by_rank = [(rank, path.split(CALLED_AT)) for rank, path in paths]
+    depth = min((len(path) for _, path in by_rank), default=0)
+    levels = range(depth)
+    level = next((i for i in levels if len({path[i] for _, path in by_rank}) > 1), 0)
+    return tuple(
+        (rank, f"{path[0]}, called at {path[level]}" if level else path[0])
+        for rank, path in by_rank
+    )

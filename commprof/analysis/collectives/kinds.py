@@ -271,6 +271,10 @@ def _times(calls: Calls, rank_steps: int) -> KindTimes:
     )
 
 
+#: Between two lines of a path: the second one calls the function of the first.
+CALLED_AT: Final = " < "
+
+
 def caller(frames: Sequence[str]) -> str:
     """Returns the innermost frame outside of torch and capture, or else the innermost frame."""
     own = (frame for frame in frames if not any(part in frame for part in _NOT_THE_CALLER))
@@ -280,6 +284,15 @@ def caller(frames: Sequence[str]) -> str:
 def short_line(frames: Sequence[str]) -> str:
     """Returns the caller's file and line, without folder: "train.py:7"; empty without frames."""
     return printable(Path(caller(frames).rsplit(" ", 1)[0]).name)
+
+
+def call_path(frames: Sequence[str]) -> str:
+    """Returns the lines of the script's own frames, the caller's first: "a.py:7 < train.py:20"."""
+    script_frames = [
+        frame for frame in frames if not any(part in frame for part in _NOT_THE_CALLER)
+    ]
+    lines = [printable(Path(frame.rsplit(" ", 1)[0]).name) for frame in script_frames]
+    return CALLED_AT.join(lines) or short_line(frames)
 
 
 def _named(names: Sequence[str], code: int) -> str:

@@ -12,7 +12,7 @@ afterwards is wrong after each missing record. Only recorded properties are comp
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,8 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.alike_ranks import alike_ranks
-from commprof.analysis.collectives.issuing_lines import OwnLine, own_line, shifted_since
-from commprof.analysis.collectives.kinds import short_line
+from commprof.analysis.collectives.calls_of_passes import advice, pass_of
+from commprof.analysis.collectives.issuing_lines import (
+    OwnLine,
+    own_line,
+    shifted_since,
+    told_apart,
+)
+from commprof.analysis.collectives.kinds import call_path, short_line
 from commprof.text import counted, listed, named_ranks
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
@@ -115,6 +121,9 @@ class Mismatch:
     #: The line of the mismatch that only some ranks used before; None if there is no such line, or
     #: several.
     own_line: OwnLine | None = None
+    #: Each rank and the pass that issued its collective, see ``calls_of_passes``; empty if this was
+    #: not looked up.
+    passes: tuple[tuple[int, str], ...] = ()
 
     @property
     def odd_ranks(self) -> tuple[int, ...]:
@@ -193,6 +202,9 @@ class Mismatch:
     @property
     def remedy(self) -> str:
         """Advice on the change, with the lines at which the ranks issued the collective."""
+        is_ddp = any(issued.op == "broadcast" for issued, _ in self.issued)
+        if advised := advice(dict(self.passes), dict(self.lines), is_ddp):
+            return advised
         places = [f"{named_ranks(ranks)} at {line}" for line, ranks in self._by_line(self.lines)]
         if len(places) == 1 and len(self.lines) > 1:
             return (
@@ -418,12 +430,18 @@ def mismatches_by_group(
             }
             who = int(member[begin])
             usual = usual_after(_earlier(traces[who], tables[who], parts[who], number, seq))
-            earlier = _lines(traces, tables, parts, number, seq)
+            earlier = _lines(traces, tables, parts, number, seq, short_line)
             lines = earlier.pop(seq, {})
-            shifted = shifted_since(earlier, seq)
+            paths = _lines(traces, tables, parts, number, seq - 1, call_path)
+            shifted = shifted_since(paths, seq)
+            if shifted is not None:
+                shifted = shifted[0], told_apart(shifted[1])
             own = own_line(earlier, lines, seq)
             group = list(names)[number][0]
-            found[number] = mismatch_of(group, seq, members, usual, lines, shifted, own)
+            made = mismatch_of(group, seq, members, usual, lines, shifted, own)
+            calls = zip(member[begin:end].tolist(), row[begin:end].tolist(), strict=True)
+            passes = {traces[i].rank: pass_of(traces[i], tables[i], call) for i, call in calls}
+            found[number] = replace(made, passes=tuple(sorted(passes.items())))
     of_group, seqs = np.divmod(key[starts[differs]], 1 << 32)
     keys = list(names)
     differing = {keys[place]: seqs[of_group == place] for place in np.unique(of_group).tolist()}
@@ -436,8 +454,11 @@ def _lines(
     parts: Sequence[_Keys],
     group: int,
     seq: int,
+    line_of: Callable[[Sequence[str]], str],
 ) -> dict[int, dict[int, str]]:
     """Returns the lines that issued a group's collectives up to ``seq``, by number and rank.
+
+    ``line_of``: returns the line, or the path of lines, of a call's frames.
 
     The more ranks a group has, the fewer of its earlier collectives are read. Calls without a
     recorded stack are left out.
@@ -451,7 +472,7 @@ def _lines(
         wanted = (keys.key >> 32 == group) & (number <= seq) & (number >= seq - before)
         stacks = columns.stacks(trace, table.op_id[keys.row[wanted]])
         texts = {
-            stack: short_line(trace.stacks.get(stack, ())) for stack in np.unique(stacks).tolist()
+            stack: line_of(trace.stacks.get(stack, ())) for stack in np.unique(stacks).tolist()
         }
         for place, stack in zip(number[wanted].tolist(), stacks.tolist(), strict=True):
             if texts[stack]:

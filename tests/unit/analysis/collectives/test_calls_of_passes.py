@@ -1,0 +1,137 @@
+"""Advice on ranks of which only some run a pass, and paths of lines that tell ranks apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from commprof.analysis.collectives.calls_of_passes import BACKWARD, FORWARD, advice
+from commprof.analysis.collectives.issuing_lines import shifted_since, told_apart
+from commprof.analysis.collectives.kinds import call_path
+from commprof.analysis.collectives.mismatches import find_mismatches
+from commprof.trace import columns
+from commprof.trace.schema import Phase
+from tests.support.builders.traces import Rank
+
+DTYPES = ["", "Float"]
+LINES = {0: "train.py:8", 1: "train.py:20"}
+
+
+def remedy(first: Rank, second: Rank) -> str:
+    """The advice on the first mismatch of two ranks."""
+    traces = [first.trace(), second.trace()]
+    (mismatch,), _ = find_mismatches(traces, [columns.collectives(trace) for trace in traces])
+    return mismatch.remedy
+
+
+def ranks() -> tuple[Rank, Rank]:
+    """Two ranks whose first call is the same."""
+    made = Rank(0, 2, dtypes=DTYPES), Rank(1, 2, dtypes=DTYPES)
+    for rank in made:
+        rank.collective(1, 0, 10, 400, dtype=1)
+        rank.step(0, 11)
+    return made
+
+
+def test_a_rank_that_makes_no_backward_pass_is_told_what_it_left_out() -> None:
+    first, second = ranks()
+    first.collective(2, 20, 30, 4000, 7, dtype=1)  # of a backward pass
+    second.collective(2, 20, 30, 4, dtype=1)
+    assert remedy(first, second) == (
+        "Rank 0 runs a backward pass, but rank 1 does not: it made a call of its own, left out a "
+        "batch, or left a loop early. Let all ranks decide that together."
+    )
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_rank_that_alone_runs_ddp_s_forward_pass_is_told_to_call_the_inner_model(
+    has_ended: bool,
+) -> None:
+    first, second = ranks()
+    op_id = first.collective(2, 20, 30, 1024, op="broadcast", dtype=1)
+    if has_ended:
+        first.phase(Phase.FORWARD, 15, 35)
+    else:  # the rank was killed in its forward pass
+        first.stacks = {3: ("/site-packages/torch/x.py:9 _sync_buffers", "/me/t.py:4 f")}
+        first.stack(op_id, 3)
+    second.collective(2, 20, 30, 0, op="barrier")
+    said = remedy(first, second)
+    assert said.startswith("Rank 0")
+    assert "runs a forward pass of the DDP model, but rank 1 does not." in said
+    assert "call model.module" in said
+
+
+def test_a_rank_that_alone_gathers_a_sharded_model_is_told_what_all_must_call() -> None:
+    first, second = ranks()
+    for rank, op, size in ((first, "all_gather_into_tensor", 512), (second, "all_gather", 64)):
+        rank.collective(2, 20, 30, size, op=op, dtype=1, bytes_in=size // 2, bytes_out=size)
+    first.phase(Phase.FORWARD, 15, 35)
+    assert "such as a full state dict" in remedy(first, second)
+
+
+@pytest.mark.parametrize(
+    "passes",
+    [
+        {0: "", 1: ""},  # the script's own calls
+        {0: FORWARD, 1: FORWARD},  # calls of a model that differ
+        {0: FORWARD, 1: BACKWARD},
+        {},  # not looked up, as by the watchdog
+    ],
+)
+def test_other_mismatches_get_no_advice_on_passes(passes: dict[int, str]) -> None:
+    assert advice(passes, LINES, is_ddp=True) == ""
+
+
+def test_lines_and_several_ranks_are_said_in_the_advice() -> None:
+    passes = {0: BACKWARD, 1: "", 2: BACKWARD, 3: ""}
+    lines = {0: "a.py:1", 2: "a.py:1", 1: "a.py:5", 3: "a.py:6"}
+    assert advice(passes, lines, is_ddp=False) == (
+        "Ranks 0, 2, at a.py:1, run a backward pass, but ranks 1, 3 do not: they made a call of "
+        "their own, left out a batch, or left a loop early. Let all ranks decide that together."
+    )
+
+
+HELPER = "/me/gather.py:5 gather"
+TORCH = "/x/site-packages/torch/distributed/c10d.py:9 all_gather"
+
+
+def test_a_path_holds_the_script_s_own_lines() -> None:
+    frames = (TORCH, HELPER, "/me/train.py:20 main")
+    assert call_path(frames) == "gather.py:5 < train.py:20"
+    assert call_path(()) == ""
+
+
+def test_ranks_at_one_line_of_a_helper_are_told_apart_by_the_line_that_calls_it() -> None:
+    def by(line: int) -> str:
+        return call_path((TORCH, HELPER, f"/me/train.py:{line} main"))
+
+    lines = {1: {0: by(10), 1: by(10)}, 2: {0: by(20), 1: by(30)}}
+    found = shifted_since(lines, 3)
+    assert found is not None
+    seq, paths = found
+    assert seq == 2
+    assert told_apart(paths) == (
+        (0, "gather.py:5, called at train.py:20"),
+        (1, "gather.py:5, called at train.py:30"),
+    )
+    assert told_apart(((0, "a.py:1 < t.py:2"), (1, "b.py:1 < t.py:3"))) == (
+        (0, "a.py:1"),
+        (1, "b.py:1"),
+    )
+
+
+def test_a_call_that_one_rank_leaves_out_is_found_behind_a_common_helper() -> None:
+    """Rank 1 leaves out the call at line 25: its call at line 26 meets rank 0's at line 25."""
+    made = Rank(0, 2, dtypes=DTYPES), Rank(1, 2, dtypes=DTYPES)
+    for rank, lines in zip(made, ((24, 25, 26), (24, 26, 27)), strict=True):
+        for seq, line in enumerate(lines, 1):
+            rank.stacks[line] = (TORCH, HELPER, f"/me/train.py:{line} main")
+            size = 8 if line == 27 else 16
+            rank.stack(rank.collective(seq, 10 * seq, 10 * seq + 5, size, dtype=1), line)
+        rank.step(0, 50)
+    traces = [rank.trace() for rank in made]
+    (mismatch,), _ = find_mismatches(traces, [columns.collectives(trace) for trace in traces])
+    assert mismatch.seq == 3
+    assert (
+        "number 2 agrees only in operation and size: rank 1 issued it at gather.py:5, called at "
+        "train.py:26, rank 0 issued it at gather.py:5, called at train.py:25"
+    ) in mismatch.sentence
