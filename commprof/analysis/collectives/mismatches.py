@@ -205,6 +205,13 @@ class Mismatch:
         is_ddp = any(issued.op == "broadcast" for issued, _ in self.issued)
         if advised := advice(dict(self.passes), dict(self.lines), is_ddp):
             return advised
+        if self.shifted is not None:
+            seq, shifted = self.shifted
+            places = [f"{named_ranks(ranks)} at {line}" for line, ranks in self._by_line(shifted)]
+            return (
+                "Let all ranks make the call that some of them left out or added: at number "
+                f"{seq}, {listed(places)}."
+            )
         places = [f"{named_ranks(ranks)} at {line}" for line, ranks in self._by_line(self.lines)]
         if len(places) == 1 and len(self.lines) > 1:
             return (

@@ -21,6 +21,13 @@ _MOST_DESCRIBED = 4
 #: At most this many calls are compared with a rank's earlier steps, beginning with the oldest call
 #: in which the rank waits.
 _MOST_COMPARED = 16
+#: By the operation in which all ranks of a circle wait: what they do, and what mends it.
+_ORDERS = {
+    "send": (
+        "each sends before it receives, so let one of them receive first, or use batch_isend_irecv"
+    ),
+    "recv": "each receives before it sends, so let one of them send first",
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,9 @@ class Circle:
 
         where = f"{said(odd)} where {said(rest)}" if rest else said(odd)
         who = who_differs(self.told_ranks, self.by_majority)
-        return f"wait for each other: {where}; {who}"
+        ops = {operation.op for operation, _ in self.waiting}
+        order = _ORDERS.get("".join(ops), "") if len(ops) == 1 else ""
+        return f"wait for each other: {where}; {order or who}"
 
 
 def circle_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commprof.analysis.late.circles import Circle
-from commprof.analysis.late.standing import Words
+from commprof.analysis.late.standing import PendingOperation, Words
 from commprof.analysis.late.standstill import Cause, find_cause, waits_of
 from commprof.monitor.rank_state import FollowedRank
 from commprof.trace.documents import Group
@@ -75,3 +75,23 @@ def test_a_majority_counts_only_among_ranks_that_could_have_issued_the_same() ->
     """Rank 2 is not in group 2, so that its waiting in group 1 says nothing about rank 1."""
     cause = job({0: [1], 1: [2], 2: [1]}, {1: [0, 1, 2], 2: [0, 1]}, steps=0)
     assert circle(cause).told_ranks == ()
+
+
+def of_messages(*ops: str) -> str:
+    """What is said of ranks 0 and 1 that wait for each other in messages."""
+    waiting = tuple(
+        (PendingOperation(op, "0", 0, 1 - rank, 8, 8, 0, -1, in_backward=False), (rank,))
+        for rank, op in enumerate(ops)
+    )
+    return Circle(waiting, (), by_majority=False).difference(Words(), {})
+
+
+def test_ranks_that_all_send_first_are_told_the_order_that_ends_the_circle() -> None:
+    assert of_messages("send", "send").endswith(
+        "; each sends before it receives, so let one of them receive first, or use "
+        "batch_isend_irecv"
+    )
+    assert of_messages("recv", "recv").endswith(
+        "each receives before it sends, so let one of them send first"
+    )
+    assert of_messages("send", "recv").endswith("; which of them is wrong cannot be told")
