@@ -23,6 +23,7 @@ class Samples(Dataset):
 
 ddp = DistributedDataParallel(common.resting(common.computing(4, 256), 256, 6))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
+torch.manual_seed(1 + rank)  # samples of its own on each rank
 for batch in DataLoader(Samples(), 4):
     ddp(batch / 100).pow(2).mean().backward()
     optimizer.step()

@@ -47,6 +47,10 @@ CAUSE = CatalogueCause(
         "as fast as a single rank, and its batch is no larger. With a DistributedSampler each rank "
         "has a part of its own, and an epoch takes fewer steps."
     ),
+    gain_note=(
+        "Not predicted, because no step becomes shorter: an epoch takes fewer steps. The cause is "
+        "listed behind those that lengthen a step."
+    ),
     fix=(
         "sampler = torch.utils.data.distributed.DistributedSampler(YOUR_DATA)\n"
         'options = {"sampler": sampler, "batch_size": YOUR_BATCH_SIZE}\n'
@@ -54,5 +58,4 @@ CAUSE = CatalogueCause(
         "sampler.set_epoch(YOUR_EPOCH)  # before each pass over the loader"
     ),
     source="https://github.com/NVIDIA/DeepLearningExamples/pull/622",
-    is_wrong=True,
 )

@@ -56,14 +56,22 @@ def divided(rank: int, epoch: int) -> dict[str, int]:
     return {"checksum": 100 * rank + epoch}
 
 
-def test_ranks_that_train_on_the_same_batches_are_named_first() -> None:
+def test_ranks_that_train_on_the_same_batches_are_named() -> None:
     found = causes_of(trained(same), steps=STEPS)
     assert list(found) == ["same-batches"]
     cause = found["same-batches"]
-    assert cause.is_wrong
     assert "All 2 ranks train on the same batches in 4 passes over the data" in cause.sentence
     assert "1/2 of the steps" in cause.sentence
     assert "DistributedSampler" in cause.fix
+
+
+def test_a_cause_that_lengthens_steps_comes_before_equal_batches() -> None:
+    def logs(script: Script) -> None:
+        for _ in range(4):
+            script.call(size=4, ms=1.0)
+
+    found = causes_of(trained(same, logs), steps=STEPS)
+    assert list(found) == ["scalars-one-by-one", "same-batches"]
 
 
 @pytest.mark.parametrize(
