@@ -11,6 +11,7 @@ from pathlib import Path
 from commprof.errors import UsageError
 from commprof.files import open_regular, read_bytes
 from commprof.invocation import quoted
+from commprof.recordings.nccl_log import first_failure
 from commprof.recordings.nccl_tests_files import is_json, is_records, read_json, read_records
 from commprof.recordings.nccl_tests_rows import NcclTestsLog, NcclTestsRow
 from commprof.recordings.nccl_tests_text import CONTAINER_LOG, has_table, read_text
@@ -47,7 +48,9 @@ def read_nccl_tests(path: Path) -> tuple[NcclTestsLog, ...]:
         what = printable(str(error).splitlines()[0] if str(error) else "damaged")
         raise UsageError(f"{quoted(path)} is not a usable result of nccl-tests: {what}") from None
     if not any(log.rows for log in logs):
-        raise UsageError(f"{quoted(path)} has no rows of nccl-tests with a size and a time")
+        failure = _failure(path)
+        why = f': the run failed ("{failure}")' if failure else ""
+        raise UsageError(f"{quoted(path)} has no rows of nccl-tests with a size and a time{why}")
     return logs
 
 
@@ -64,6 +67,11 @@ def _logs(path: Path) -> tuple[NcclTestsLog, ...]:
 def _is_json_file(head: bytes) -> bool:
     """True if a file with these first bytes is one JSON object, not a container's log."""
     return head.lstrip().startswith(b"{") and not head.startswith(CONTAINER_LOG)
+
+
+def _failure(path: Path) -> str:
+    with open_regular(path) as opened:
+        return first_failure(opened, _LARGEST_BYTES)
 
 
 def _head(path: Path) -> bytes:

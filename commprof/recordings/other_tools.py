@@ -1,16 +1,24 @@
 """Names the programs whose files commprof does not read, for a refusal that helps.
 
 Each program is recognised by words that its own sources print. None of these files holds all data
-that a cost or a comparison needs: the ranks, their hosts, and times of single sizes.
+that a report, a cost or a comparison needs: ranks, hosts, and times of kernels or of single sizes.
 """
 
 from __future__ import annotations
 
+import gzip
+import io
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, BinaryIO, Final, cast
 
 from commprof.files import open_regular
+from commprof.recordings.containers import Unpacked, is_gzip
+from commprof.recordings.nccl_log import LOG_LINE, about_nccl_log, first_failure
+from commprof.text import printable
 
 #: This many bytes of a file are searched, because a summary may stand at the end of a long training
 #: log.
@@ -20,11 +28,17 @@ _CHUNK_BYTES: Final = 1 << 20
 _OVERLAP_BYTES: Final = 1 << 10
 
 _NO_RANKS: Final = "which do not tell how many ranks took part"
+_NO_TIMES: Final = "which has no times at which kernels ran"
 _TELLS_NO_RANKS: Final = "which does not tell how many ranks took part"
 _TOOLS: Final = (
     (rb"# OSU [^\r\n]{1,60}(?:Test|Benchmark)", "a result of the OSU Micro-Benchmarks", _NO_RANKS),
     (
-        rb"#\s+Intel\(R\) MPI Benchmarks",
+        rb"t_avg\[usec\]\s+stddev\[%\]",
+        "a result of oneCCL's benchmark",
+        "which does not tell on which hosts the ranks were",
+    ),
+    (
+        rb"#\s+Intel\(R\) MPI Benchmarks|#bytes\s+#repetitions\s+t_min\[usec\](?![^\r\n]*stddev)",
         "a result of the Intel MPI Benchmarks",
         "which measure MPI's own collectives, not those of torch",
     ),
@@ -58,20 +72,131 @@ _TOOLS: Final = (
         "a result of perftest (ib_write_bw and its kind)",
         "which measure a link, not a collective",
     ),
+    (
+        rb"\[BENCHMARK\]\s+hccl\w+\(",
+        "a result of hccl_demo (Intel Gaudi)",
+        _TELLS_NO_RANKS,
+    ),
+    (
+        rb"COMMS-RES",
+        "a result of param's comms benchmark",
+        "whose times include waiting for the last rank",
+    ),
+    (
+        rb"Performance of \w+ on \d+ devices",
+        "a result of DeepSpeed's communication benchmarks",
+        "which rounds sizes and does not tell hosts",
+    ),
+    (
+        rb"\"schema\"\s*:\s*\"[\d.]+-chakra|\"workload_graph\"\s*:|\x0a\x06schema",
+        "an execution trace (PyTorch's observer, Chakra)",
+        _NO_TIMES,
+    ),
+    (
+        rb"NEGOTIATE_(?:ALLREDUCE|ALLGATHER|BROADCAST|ALLTOALL)",
+        "a timeline of Horovod",
+        "which shows one rank's view of named tensors and no kernels",
+    ),
+    (
+        rb"\"cat\"\s*:\s*\"(?:GROUP|COLL|P2P)_API\",\s*\"ph\"",
+        "a timeline of NCCL's example profiler plugin",
+        "which has no steps and no work of the GPU beside NCCL's",
+    ),
 )
 _ANY: Final = re.compile(b"|".join(b"(" + pattern + b")" for pattern, _, _ in _TOOLS))
 
+#: Compressions that are not unpacked here, by the first bytes; with the program that unpacks them.
+_COMPRESSED: Final = (
+    (b"\x28\xb5\x2f\xfd", "zstd", "zstd -d"),
+    (b"\xfd7zXZ\0", "xz", "xz -d"),
+    (b"BZh", "bzip2", "bzip2 -d"),
+    (b"7z\xbc\xaf\x27\x1c", "7-Zip", "7z x"),
+)
+#: Programs that write databases of SQLite, by the name of a table.
+_DATABASE: Final = b"SQLite format 3\0"
+_DATABASES: Final = (
+    (b"CUPTI_ACTIVITY_KIND", "an export of Nsight Systems"),
+    (b"rocpd_", "a recording of rocprof"),
+)
+_NO_TRACE: Final = "not a trace of torch.profiler"
+#: Programs whose binary files are recognised by the end of their names.
+_NAMES: Final = (
+    ((".nsys-rep", ".qdrep"), "a recording of Nsight Systems"),
+    ((".ncu-rep",), "a recording of Nsight Compute"),
+    ((".xplane.pb",), "a profile of XLA (JAX, TensorFlow)"),
+    ((".pftrace", ".perfetto-trace"), "a trace of Perfetto in its binary form"),
+)
+#: Text around which other programs' results may stand: counts only if none of ``_TOOLS`` is found.
+_STARTED_TEST: Final = re.compile(
+    rb"# nThread \d+ nGpus \d+ minBytes|Test (?:NCCL|CUDA|HIP) failure \w+\.(?:cu|cpp)"
+)
+_WATCHDOG: Final = re.compile(
+    rb"Watchdog caught collective operation timeout: (Work\w+)\(([^()\r\n]{1,300}?)(?:, Timeout|\))"
+)
 
-def other_tool(path: Path) -> str:
-    """Text on another program's file, and on why it is not read; empty if not recognised."""
-    tail, searched = b"", 0
+
+def other_tool(path: Path, most_bytes: int = _MOST_BYTES) -> str:
+    """Text on another program's file, and on why it is not read; empty if not recognised.
+
+    Args:
+        path: the file.
+        most_bytes: number of bytes that are searched.
+    """
+    by_name = (what for ends, what in _NAMES if path.name.endswith(ends))
     try:
         with open_regular(path) as opened:
-            while searched < _MOST_BYTES and (chunk := opened.read(_CHUNK_BYTES)):
-                if match := _ANY.search(tail + chunk):
-                    _, what, why = _TOOLS[(match.lastindex or 1) - 1]
-                    return f"{what}, {why}"
-                tail, searched = chunk[-_OVERLAP_BYTES:], searched + len(chunk)
+            head = opened.read(_CHUNK_BYTES)
+            if head.startswith(_DATABASE):
+                by_table = (what for table, what in _DATABASES if table in head)
+                return f"{next(by_table, 'a database of SQLite')}, {_NO_TRACE}"
+            for begin, what, program in _COMPRESSED:
+                if head.startswith(begin):
+                    return f"compressed by {what}, and must be unpacked first ({program})"
+            if what := next(by_name, ""):
+                return f"{what}, {_NO_TRACE}"
+        return _by_text(path, most_bytes)
     except OSError:
         return ""
-    return ""
+
+
+@contextmanager
+def _unpacked(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file, and unpacks it if gzip compressed it."""
+    with open_regular(path) as opened:
+        buffered = io.BufferedReader(cast(Any, opened))
+        if not is_gzip(buffered.peek(2)):
+            yield cast(BinaryIO, buffered)
+            return
+        size = os.fstat(opened.fileno()).st_size
+        unpacked = Unpacked(gzip.GzipFile(fileobj=buffered), size)
+        yield cast(BinaryIO, io.BufferedReader(unpacked))
+
+
+def _by_text(path: Path, most_bytes: int) -> str:
+    tail, searched = b"", 0
+    started = has_nccl = False
+    waited: re.Match[bytes] | None = None
+    with _unpacked(path) as opened:
+        while searched < most_bytes and (chunk := opened.read(_CHUNK_BYTES)):
+            text = tail + chunk
+            if match := _ANY.search(text):
+                _, what, why = _TOOLS[(match.lastindex or 1) - 1]
+                return f"{what}, {why}"
+            started = started or _STARTED_TEST.search(text) is not None
+            waited = waited or _WATCHDOG.search(text)
+            has_nccl = has_nccl or LOG_LINE.search(text) is not None
+            tail, searched = chunk[-_OVERLAP_BYTES:], searched + len(chunk)
+    if waited and not started:
+        work, about = (printable(part.decode(errors="replace")) for part in waited.groups())
+        return (
+            f"a job's log, in which torch's watchdog stopped {work}({about}): the Flight Recorder "
+            "dumps of all ranks tell who was waited for"
+        )
+    if not started and not has_nccl:
+        return ""
+    with _unpacked(path) as opened:  # again, from its begin
+        if not started:
+            return about_nccl_log(opened, searched)
+        failure = first_failure(opened, searched)
+    why = f': "{failure}"' if failure else ": it failed or was cut off before that"
+    return f"the text of an nccl-tests run without any result{why}"

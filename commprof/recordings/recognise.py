@@ -14,6 +14,11 @@ from commprof.recordings.nccl_tests import is_nccl_tests
 from commprof.recordings.other_tools import other_tool
 
 _MOST_LOOKED_AT = 100
+_MOST_BYTES_OF_EACH = 1 << 20
+_READ = (
+    "commprof report reads traces of torch.profiler, Flight Recorder dumps and logs of NCCL "
+    "Inspector"
+)
 
 
 class _FoundError(Exception):
@@ -61,12 +66,15 @@ def taken_elsewhere(path: Path) -> str:
     except OSError:
         return ""
     if path.is_file() and (what := other_tool(path)):
-        return f"{quoted(path)} is {what}: no command reads it"
+        return f"{quoted(path)} is {what}; no command reads it ({_READ})"
     if any(is_nccl_tests(file) for file in inside[:_MOST_LOOKED_AT]):
         return (
             f"{quoted(path)} holds results of nccl-tests: give its files, not the directory, to "
             "commprof fit or commprof compare"
         )
+    for file in inside[:_MOST_LOOKED_AT]:
+        if what := other_tool(file, _MOST_BYTES_OF_EACH):
+            return f"{quoted(file)} is {what}; no command reads it ({_READ})"
     return ""
 
 

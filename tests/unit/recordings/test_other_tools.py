@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,135 @@ OTHERS = [
         '{"nccl_version": "2.28.9",\n "communicators_count": 1, "communicators": []}',
         "is a status of a job by NCCL's RAS (ncclras)",
     ),
+    (
+        "oneccl.txt",
+        "# Benchmarking: allreduce\n#bytes  #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]"
+        "  stddev[%]\n",
+        "is a result of oneCCL's benchmark, which does not tell on which hosts",
+    ),
+    (
+        "imb2.txt",
+        "       #bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]\n",
+        "is a result of the Intel MPI Benchmarks",
+    ),
+    ("gaudi.txt", "[BENCHMARK] hcclAllReduce(count=8)\n", "is a result of hccl_demo (Intel Gaudi)"),
+    ("param.txt", "\tCOMMS-RES\tsize (B)\n", "is a result of param's comms benchmark"),
+    (
+        "ds.txt",
+        "---- Performance of all_reduce on 16 devices ----\n",
+        "is a result of DeepSpeed's communication benchmarks",
+    ),
+    (
+        "et.json",
+        '{\n  "schema": "1.1.1-chakra.0.0.4", "pid": 7, "nodes": []}',
+        "is an execution trace (PyTorch's observer, Chakra), which has no times at which kernels",
+    ),
+    (
+        "horovod.json",
+        '[\n{"name": "process_name", "ph": "M", "pid": 1},\n{"name": "NEGOTIATE_ALLREDUCE"}',
+        "is a timeline of Horovod",
+    ),
+    ("job.nsys-rep", "binary", "is a recording of Nsight Systems, not a trace of torch.profiler"),
+    (
+        "job.sqlite",
+        "SQLite format 3\0 CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL",
+        "is an export of Nsight Systems, not a trace of torch.profiler",
+    ),
 ]
+NCCL_LOG = """\
+NCCL version 2.20.5+cuda12.4
+node1:71:71 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>
+node1:71:90 [0] NCCL INFO comm 0x55aa rank 0 nranks 8 cudaDev 0 busId 46000 - Init COMPLETE
+node1:72:91 [1] NCCL INFO comm 0x55bb rank 1 nranks 8 cudaDev 1 busId 47000 - Init COMPLETE
+node1:71:71 [0] NCCL INFO AllReduce: opCount 0 sendbuff 0x7f count 1 datatype 7 op 0 root 0
+node1:71:71 [0] NCCL INFO AllGather: opCount 1 sendbuff 0x7f count 1 datatype 7 op 0 root 0
+node1:71:71 [0] NCCL INFO AllReduce: opCount 2 sendbuff 0x7f count 1 datatype 7 op 0 root 0
+
+node1:72:91 [1] misc/socket.cc:57 NCCL WARN socketProgress: Connection closed by remote peer
+node1:72:91 [1] misc/socket.cc:57 NCCL WARN another one
+"""
+WATCHDOG = (
+    NCCL_LOG
+    + """\
+[rank1]:[E1 ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective operation timeout: \
+WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=5, NumelOut=5, Timeout(ms)=600000) ran for 600029 ms
+"""
+)
+FAILED = """\
+# nThread 1 nGpus 1 minBytes 8 maxBytes 16 step: 2(factor) warmup iters: 5 iters: 20
+node1:71:71 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>
+#  Rank  0 Group  0 Pid     71 on      node1 device  0 [0x01] NVIDIA A100
+node1: Test NCCL failure common.cu:1012 'unhandled system error / '
+ .. node1 pid 71: Test failure common.cu:891
+"""
+
+
+def _refusal(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["report", str(path)]) != 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no command reads it (commprof report reads traces of torch.profiler" in line
+    return line
+
+
+def test_a_log_of_nccl_is_named_with_what_it_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "nccl.log"
+    path.write_text(NCCL_LOG)
+    line = _refusal(path, capsys)
+    assert "is a log with lines of NCCL (NCCL_DEBUG), which has no times" in line
+    assert (
+        "it shows NCCL 2.20.5+cuda12.4, 2 joins of communicators of 8 ranks, 3 calls (2 AllReduce,"
+        ' 1 AllGather), 2 warnings, the first "socketProgress: Connection closed by remote peer"'
+    ) in line
+    packed = tmp_path / "nccl.log.gz"
+    packed.write_bytes(gzip.compress(NCCL_LOG.encode()))
+    assert "2 joins of communicators of 8 ranks" in _refusal(packed, capsys)
+
+
+def test_a_job_that_the_watchdog_stopped_is_sent_to_its_dumps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.log").write_text(WATCHDOG)
+    line = _refusal(tmp_path / "train.log", capsys)
+    assert "torch's watchdog stopped WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=5" in line
+    assert "the Flight Recorder dumps of all ranks tell who was waited for" in line
+    assert "train.log is a job's log" in _refusal(tmp_path, capsys)  # in a folder, too
+
+
+def test_a_failed_run_of_nccl_tests_is_no_log_of_nccl_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "all_reduce.log"
+    path.write_text(FAILED)
+    said = "Test NCCL failure common.cu:1012 'unhandled system error / '"
+    line = _refusal(path, capsys)
+    assert f'is the text of an nccl-tests run without any result: "{said}"' in line
+    path.write_text(FAILED.split("node1: Test")[0])
+    assert "it failed or was cut off before that" in _refusal(path, capsys)
+    header = (
+        "#             out-of-place\n"
+        "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"
+    )
+    path.write_text(FAILED.replace("node1: Test", f"{header}node1: Test"))
+    assert main(["fit", str(path), "--output", str(tmp_path / "profile.json")]) != 0
+    assert f'the run failed ("{said}")' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (b"\x28\xb5\x2f\xfd", "is compressed by zstd, and must be unpacked first (zstd -d)"),
+        (b"\xfd7zXZ\0", "is compressed by xz, and must be unpacked first (xz -d)"),
+        (b"BZh9", "is compressed by bzip2, and must be unpacked first (bzip2 -d)"),
+    ],
+)
+def test_other_compressions_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], head: bytes, said: str
+) -> None:
+    path = tmp_path / "rank0.json.packed"
+    path.write_bytes(head + bytes(range(256)))
+    assert said in _refusal(path, capsys)
 
 
 @pytest.mark.parametrize(("name", "text", "said"), OTHERS)

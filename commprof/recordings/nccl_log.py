@@ -1,0 +1,80 @@
+"""Says what NCCL's own log (``NCCL_DEBUG``) and the text of a failed nccl-tests run show.
+
+A log of NCCL tells how NCCL was set up, and with ``NCCL_DEBUG_SUBSYS=COLL`` which calls it got. It
+has no times at which collectives ran, so that no command can report on it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import BinaryIO, Final
+
+from commprof.text import counted, printable
+
+#: A line of NCCL or RCCL: host, process and thread, device, then the level.
+LOG_LINE: Final = re.compile(
+    rb":\d+:\d+ \[\d+\][^\r\n]{0,160}? NCCL (?:INFO|WARN|TRACE|ABORT|VERSION)\b"
+)
+_LONGEST_LINE: Final = 1 << 16
+#: Longest text of the log that is repeated.
+_MOST_CHARS: Final = 160
+_VERSION: Final = re.compile(rb"\b[NR]CCL version (\d+(?:\.\d+)+\S{0,40})")
+_COMPLETE: Final = re.compile(rb"comm (0x[0-9a-f]+) rank \d+ nranks (\d+) .*Init COMPLETE")
+_WARNING: Final = re.compile(rb"NCCL WARN (.*)")
+_CALL: Final = re.compile(rb"NCCL INFO (\w+): opCount ")
+_FAILURE: Final = re.compile(rb"Test (?:NCCL|CUDA|HIP) failure .*|.*: Test failure .*")
+
+
+def _lines(opened: BinaryIO, most_bytes: int) -> Iterator[bytes]:
+    left = most_bytes
+    while left > 0 and (line := opened.readline(_LONGEST_LINE)):
+        left -= len(line)
+        yield line.strip()
+
+
+def _text(line: bytes) -> str:
+    return printable(line.decode(errors="replace").strip()[:_MOST_CHARS])
+
+
+def about_nccl_log(opened: BinaryIO, most_bytes: int) -> str:
+    """Returns what a log is and what it shows: version, communicators, calls and warnings.
+
+    Args:
+        opened: the log, at its begin.
+        most_bytes: number of bytes that are read.
+    """
+    version, warning, warnings = b"", b"", 0
+    sizes, calls = Counter[int](), Counter[str]()
+    for line in _lines(opened, most_bytes):
+        if b"CCL" not in line:
+            continue
+        if not version and (match := _VERSION.search(line)):
+            version = match[1]
+        if match := _COMPLETE.search(line):
+            sizes[int(match[2])] += 1
+        elif match := _CALL.search(line):
+            calls[match[1].decode()] += 1
+        elif match := _WARNING.search(line):
+            warning, warnings = warning or match[1], warnings + 1
+    shows = [f"NCCL {_text(version)}"] if version else []
+    if sizes:
+        of = " and ".join(f"{size:,}" for size in sorted(sizes)[-3:])
+        joins = counted(sum(sizes.values()), "join")
+        shows.append(f"{joins} of communicators of {of} ranks")
+    if calls:
+        named = ", ".join(f"{count:,} {name}" for name, count in calls.most_common(4))
+        shows.append(f"{counted(sum(calls.values()), 'call')} ({named})")
+    if warnings:
+        shows.append(f'{counted(warnings, "warning")}, the first "{_text(warning)}"')
+    what = "a log with lines of NCCL (NCCL_DEBUG), which has no times at which collectives ran"
+    return f"{what}; it shows {', '.join(shows)}" if shows else what
+
+
+def first_failure(opened: BinaryIO, most_bytes: int) -> str:
+    """Returns the first line with which nccl-tests reports a failure; empty if there is none."""
+    for line in _lines(opened, most_bytes):
+        if b"failure" in line and (match := _FAILURE.search(line)):
+            return _text(match[0])
+    return ""
