@@ -92,6 +92,8 @@ class RecordedKinds(FieldGroup):
     forward: bool
     #: False if nothing tells how many ranks the job has.
     job_size: bool = True
+    #: True if events of a device were recorded that are not read.
+    unread_device: bool = False
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,12 @@ class Evidence:
                 "lost the kernels, or copies may have moved the data instead.",
                 "",
             )
+        if not self.recorded.times and self.recorded.unread_device:
+            return (
+                "First look at the device's own events in the program that wrote them: the report "
+                "does not read them, and a new recording would not change that.",
+                "",
+            )
         if not self.recorded.times:
             return (
                 "First record again with the activity of the device too, for example "
@@ -283,6 +291,7 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
             collectives=not by_python or world_size < 2 or any(map(len, seen.tables)),
             forward=any(total_ns > 0 for total_ns in seen.measured.sums("forward")),
             job_size=all(rank.job_size for rank in facts),
+            unread_device=any(rank.unread_device for rank in facts),
         ),
         device_timing=DeviceTiming(
             on_all_ranks=all(timed),
@@ -351,6 +360,11 @@ def _no_kernels(of: Evidence) -> str:
         return ""
     if of.recorded.device:
         return "c10d called collectives, but no kernel of communication was recorded for them"
+    if of.recorded.unread_device:
+        return (
+            "what the device did is in events that are not read, and calls on the host do not show "
+            "when their collectives ran"
+        )
     return (
         "no kernel of a device was recorded, and calls on the host do not show when their "
         "collectives ran"

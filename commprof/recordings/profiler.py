@@ -19,6 +19,7 @@ from commprof.errors import CommprofError, TraceError
 from commprof.invocation import quoted
 from commprof.recordings.clock_agreement import with_compared_clocks
 from commprof.recordings.containers import each_file, few
+from commprof.recordings.other_tools import other_tool
 from commprof.recordings.profiler_call_columns import CallColumns, CallKinds
 from commprof.recordings.profiler_calls import ROOTED, Call, of_job
 from commprof.recordings.profiler_caveats import of_other_devices
@@ -104,6 +105,8 @@ def read_recording(path: Path) -> Recording | None:
     problems += each_file(path, looks_like_trace, take)
     if not recordings:
         if problems and (seen or path.is_file()):
+            if path.is_file() and (what := other_tool(path)):
+                raise CommprofError(f"{quoted(path)} is {what}; no command reads it")
             why = few(problems)[0].removeprefix(f"{quoted(path)}: ")
             raise CommprofError(f"{quoted(path)} cannot be read: {why}")
         return None
@@ -117,7 +120,8 @@ def _recording(path: Path, read: list[RankRecording], problems: list[str]) -> Re
     by_rank, about_ranks = _by_rank(recordings)
     caveats += about_ranks
     world_size = max(_world_size(recordings), max(by_rank) + 1)
-    size_known = bool(_world_size(recordings)) or 1 < len(by_rank) == world_size
+    untold = any(recording.events.is_of_npu for recording in recordings)
+    size_known = bool(_world_size(recordings)) or (1 < len(by_rank) == world_size and not untold)
     if not any(recording.calls for recording in recordings):
         raise CommprofError(_no_communication(path, recordings))
     kinds = CallKinds()
@@ -193,8 +197,8 @@ def _with_groups(
 
 def _no_communication(path: Path, recordings: Sequence[RankRecording]) -> str:
     message = (
-        f"{quoted(path)} holds no recognisable communication: no kernel of NCCL, RCCL or oneCCL, "
-        "and no range or operator of c10d that names a collective"
+        f"{quoted(path)} holds no recognisable communication: no kernel of NCCL, RCCL, oneCCL or "
+        "HCCL, and no range or operator of c10d that names a collective"
     )
     name = next(
         (

@@ -7,6 +7,7 @@ their names.
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
 
-from commprof.recordings.json_events import EventReader, Scan
+from commprof.recordings.json_events import EventReader, Scan, with_floats
 from commprof.recordings.profiler_kinds import (
     BEGINS_OF,
     CATEGORIES,
@@ -28,6 +29,7 @@ from commprof.recordings.profiler_kinds import (
     kind_of,
 )
 from commprof.recordings.profiler_named import Event, EventTable, EventTexts, Ints, NamedEvents
+from commprof.recordings.profiler_processes import Processes
 from commprof.recordings.profiler_words import (
     backend_of,
     has_certain_word,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 #: Largest valid times: of events, in µs, and of ``baseTimeNanoseconds``.
 _MOST_US: Final = 2.3e15
 _MOST_BASE_NS: Final = 2_300_000_000_000_000_000
+_DECIMAL: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]+))?")
 _MOST_NAMED: Final = 400_000
 #: Largest number of events that the C++ scanner leaves to Python; after that, Python reads all
 #: remaining events.
@@ -123,6 +126,10 @@ class ProfilerEvents:
     passed_over: int = 0
     passed_over_in_head: int = 0
     problem: str = ""
+    #: Names of the trace's processes.
+    processes: list[str] = field(default_factory=list)
+    #: True for a trace of Ascend's profiler, which does not tell how many ranks there are.
+    is_of_npu: bool = False
 
     @property
     def about(self) -> dict[str, Any]:
@@ -218,15 +225,19 @@ def read_events(stream: BinaryIO, scanner: TraceScanner | None = None) -> Profil
     if scanner is not None:
         scanner.begin_trace()
     found = no_events(EventTexts() if scanner is None else scanner.texts)
-    pairs = _Pairs()
+    pairs, processes = _Pairs(), Processes()
     scan = _scan_into(found, scanner) if scanner is not None else None
     reader = EventReader(stream, head=found.head, scan=scan)
     for events in reader.events():
         for event in events:
             if type(event) is not dict:
                 continue
-            if event.get("ph") == "X":
+            if event.get("ph") == "X" and "cat" not in event:
+                _take_of_process(event, processes, found)
+            elif event.get("ph") == "X":
                 _take(event, event, found)
+            elif event.get("ph") == "M":
+                processes.learn(event)
             elif event.get("ph") == "B":
                 pairs.begin(event)
             elif event.get("ph") == "E":
@@ -234,6 +245,9 @@ def read_events(stream: BinaryIO, scanner: TraceScanner | None = None) -> Profil
                 if begun is not None:
                     _take(begun, event, found)
     found.unusable += pairs.unended
+    found.processes, found.is_of_npu = processes.names, processes.tasks > 0
+    if processes.tasks and not len(found.kernels) and not len(found.communication):
+        found.add_other_device("Ascend's NPU", processes.tasks)
     found.passed_over = reader.passed_over
     found.passed_over_in_head = reader.passed_over_in_head
     found.problem = reader.problem
@@ -314,8 +328,29 @@ def _take(event: dict[str, Any], end: dict[str, Any], events: ProfilerEvents) ->
     """
     category, name = event.get("cat"), event.get("name")
     of_category = CATEGORIES.get(category) if type(category) is str else None
-    if of_category is None or not isinstance(name, str):
+    if of_category is None or type(name) is not str:
         return
+    arguments = event.get("args")
+    arguments = arguments if type(arguments) is dict else {}
+    kind = kind_of(of_category, name, COLLECTIVE in arguments)
+    _put_if_timed(kind, event, end, arguments, events)
+
+
+def _take_of_process(event: dict[str, Any], processes: Processes, events: ProfilerEvents) -> None:
+    """Keeps an event without a category if its process tells what it is."""
+    kind, arguments = processes.kind_of(event)
+    if kind is not EventKind.UNUSED:
+        _put_if_timed(kind, event, event, arguments, events)
+
+
+def _put_if_timed(
+    kind: EventKind,
+    event: dict[str, Any],
+    end: dict[str, Any],
+    arguments: dict[str, Any],
+    events: ProfilerEvents,
+) -> None:
+    """Keeps an event of a kind, or counts it if it has no usable times."""
     try:
         begin = _moment_ns(event["ts"])
         # A length is in the unit of the begin: some tools write ns since 1970.
@@ -329,11 +364,9 @@ def _take(event: dict[str, Any], end: dict[str, Any], events: ProfilerEvents) ->
     except (KeyError, TypeError, ValueError, OverflowError):
         events.unusable += 1
         return
-    arguments = event.get("args")
-    arguments = arguments if type(arguments) is dict else {}
-    kind = kind_of(of_category, name, COLLECTIVE in arguments)
     if kind is not EventKind.UNUSED:
-        _put(kind, Event(name, begin, until, _int(event.get("tid")), 0, -1, arguments), events)
+        thread = _int(event.get("tid"))
+        _put(kind, Event(event["name"], begin, until, thread, 0, -1, arguments), events)
 
 
 def _moment_ns(value: Any) -> int:
@@ -341,9 +374,16 @@ def _moment_ns(value: Any) -> int:
 
 
 def _ns(value_us: Any) -> int:
-    """Converts µs to ns: integers exactly, floats rounded to the nearest ns."""
-    if isinstance(value_us, str):  # very old traces have text
-        value_us = float(value_us)
+    """Converts µs to ns: decimal digits exactly, others as floats; rounded to the nearest ns."""
+    if isinstance(value_us, str):  # a number with a point; very old traces have quoted numbers
+        match = _DECIMAL.fullmatch(value_us)
+        if match is None:
+            value_us = float(value_us)
+        else:
+            whole_us, digits = int(match[1]), match[2] or ""
+            if whole_us >= _MOST_US:
+                raise ValueError
+            return whole_us * 1000 + _rounded(digits)
     if not 0 <= value_us < _MOST_US:
         raise ValueError
     if type(value_us) is int:
@@ -352,7 +392,17 @@ def _ns(value_us: Any) -> int:
     return whole * 1000 + round((value_us - whole) * 1000)
 
 
+def _rounded(digits: str) -> int:
+    """Returns the thousandths of the decimal digits behind a point; halves become even."""
+    thousandths, rest = int(digits[:3].ljust(3, "0")), digits[3:]
+    if rest[:1] >= "5" and (rest[0] > "5" or rest.strip("0") != "5" or thousandths % 2):
+        return thousandths + 1
+    return thousandths
+
+
 def _whole_ns(value: Any) -> int:
+    if isinstance(value, str):
+        value = float(value)
     if not 0 <= value < _MOST_BASE_NS:
         raise ValueError
     return int(value)
@@ -369,7 +419,7 @@ def _put(kind: EventKind, event: Event, events: ProfilerEvents) -> None:
         return
     if kind in LIST_OF:
         kept_arguments = {key: arguments[key] for key in KEPT_ARGUMENTS if key in arguments}
-        event = event._replace(arguments=kept_arguments)
+        event = event._replace(arguments=with_floats(kept_arguments))
     if kind in OF_DEVICE:
         stream = _int(arguments["stream"]) if "stream" in arguments else event.thread
         device, correlation = (_int(arguments.get(key)) for key in ("device", "correlation"))

@@ -26,6 +26,7 @@ from commprof.recordings.profiler_events import Intervals, ProfilerEvents
 from commprof.recordings.profiler_gaps import launches_of, lost_kernels, recorded_steps
 from commprof.recordings.profiler_handed_over import handed_over, hands_over
 from commprof.recordings.profiler_host import host_backend, host_calls, no_host_calls
+from commprof.recordings.profiler_processes import written_by
 from commprof.recordings.profiler_steps import (
     FoundSteps,
     find_phases,
@@ -51,6 +52,8 @@ Ints = npt.NDArray[np.int64]
 
 #: Name of the group for calls whose group is not recorded.
 UNNAMED_GROUP: Final = "unnamed"
+#: Folder of Ascend's profiler, whose own folder has the name that the job gave.
+_OF_ASCEND: Final = "ASCEND_PROFILER_OUTPUT"
 _RANK_IN_NAME = re.compile(
     r"(?:rank|worker|trainer|gpu)[-_= ]?(\d{1,6})(?!\d)|(?:^|[-_.])r?(\d{1,4})(?=\.)", re.I
 )
@@ -114,7 +117,8 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
         work = _on(events.kernels, device)
     if not calls and len(work) == 0:
         nothing = "it holds no events of kernels, operators or collectives"
-        raise TraceError("; ".join(filter(None, (nothing, of_other_devices(events)))))
+        about_it = nothing, written_by(events.processes), of_other_devices(events)
+        raise TraceError("; ".join(filter(None, about_it)))
     busy, gaps_said = _busy(calls, work), list[str]()
     steps = find_steps(events, calls, busy)
     if device is not None:
@@ -215,6 +219,7 @@ def _recorded(recording: RankRecording, seqs: Ints) -> Recorded:
         phase=None if recording.device is None else phases_of_launches(recording.events, calls),
         steps_marked=not recording.steps.repeats,
         job_size=recording.job_size_known,
+        unread_device=recording.events.other_device > 0,
     )
 
 
@@ -464,13 +469,14 @@ def _metadata(
 def rank_in_name(name: str) -> int | None:
     """Returns the rank in a file's name, or in its folder's name; None if there is none.
 
+    In place of the folder of Ascend's profiler, the folder that holds it counts.
+
     The rank is the number after "rank", "worker", "trainer" or "gpu"; else a number of at most four
     digits before a dot in the file's name.
     """
     file = Path(name)
-    words = [
-        match for part in (file.name, file.parent.name) for match in _RANK_IN_NAME.finditer(part)
-    ]
+    folder = file.parent.parent if file.parent.name == _OF_ASCEND else file.parent
+    words = [match for part in (file.name, folder.name) for match in _RANK_IN_NAME.finditer(part)]
     of_host = _PROCESS_IN_NAME.search(file.name) is not None
     named = [
         match for match in words if match[1] and not (of_host and match[0].lower()[:3] == "gpu")

@@ -51,3 +51,5 @@ class Recorded:
     steps_marked: bool = True
     #: False if nothing tells how many ranks the job has: a single recorded rank may be one of many.
     job_size: bool = True
+    #: True if events of a device were recorded that are not read.
+    unread_device: bool = False

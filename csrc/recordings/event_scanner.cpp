@@ -70,11 +70,58 @@ struct Time {
   bool isWholeNs = false; // the token was in ns
 };
 
-// Returns nullopt if the token is not a number that can be a time. Floats are
-// rounded as Python rounds: to the nearest ns, halves to the even one.
-std::optional<Time> timeOf(std::string_view token, bool isInNs) {
-  if (token.empty() || isString(token)) {
+bool areDigits(std::string_view text) {
+  return !text.empty() &&
+      text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+// Reads a time in us from its decimal digits, such as "1736408883688177.930",
+// because a double cannot hold ns since 1970. Rounds to the nearest ns, halves
+// to the even one. Returns nullopt if the text has another form.
+std::optional<int64_t> nsOfDecimal(std::string_view text) {
+  const size_t point = text.find('.');
+  const std::string_view before = text.substr(0, point);
+  if (!areDigits(before) || before.size() > kMostDigits) {
     return std::nullopt;
+  }
+  const int64_t us = wholeNumber(before).value_or(0);
+  if (double(us) >= kMostUs) {
+    return std::nullopt;
+  }
+  if (point == std::string_view::npos) {
+    return us * 1000;
+  }
+  const std::string_view after = text.substr(point + 1);
+  if (!areDigits(after)) {
+    return std::nullopt;
+  }
+  int64_t ns = 0;
+  for (size_t i = 0; i < 3; ++i) {
+    ns = ns * 10 + (i < after.size() ? after[i] - '0' : 0);
+  }
+  const std::string_view rest = after.substr(std::min<size_t>(after.size(), 3));
+  const bool isHalfOrMore = !rest.empty() && rest.front() >= '5';
+  const bool isHalf = isHalfOrMore && rest.front() == '5' &&
+      rest.find_first_not_of('0', 1) == std::string_view::npos;
+  ns += isHalfOrMore && (!isHalf || ns % 2 == 1) ? 1 : 0;
+  return us * 1000 + ns;
+}
+
+// Returns nullopt if the token is not a number that can be a time, or if only
+// Python can tell. Numbers with an exponent are rounded as Python rounds them.
+std::optional<Time> timeOf(std::string_view token, bool isInNs) {
+  if (token.empty()) {
+    return std::nullopt;
+  }
+  if (isString(token)) {
+    const std::optional<int64_t> ns =
+        isInNs ? std::nullopt : nsOfDecimal(unquoted(token));
+    return ns.has_value() ? std::optional(Time{*ns, false}) : std::nullopt;
+  }
+  if (!isInNs) {
+    if (const std::optional<int64_t> ns = nsOfDecimal(token)) {
+      return Time{*ns, false};
+    }
   }
   const bool isWhole =
       token.find_first_not_of("-0123456789") == std::string_view::npos;
@@ -262,6 +309,15 @@ bool EventScanner::addRow(const Tokens& tokens, std::string_view text) {
   }
   const std::string_view phase = unquoted(tokens.phase);
   if (phase == "B" || phase == "E" || isEscaped(phase)) {
+    return false;
+  }
+  // Only Python knows the names of processes, which tell what an event without
+  // a category is.
+  if (phase == "M" &&
+      (tokens.name == "\"process_name\"" || isEscaped(tokens.name))) {
+    return false;
+  }
+  if (phase == "X" && tokens.category.empty()) {
     return false;
   }
   if (phase != "X" || !isString(tokens.category)) {

@@ -1,6 +1,7 @@
 // Tests which events of a profiler's trace become columns, and which are left
 // to the reader in Python.
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -90,9 +91,39 @@ void cutOffEventsAreLeft() {
   }
 }
 
+void timesAreReadFromTheirDigits() {
+  const std::vector<std::pair<const char*, int64_t>> times = {
+      {R"("5")", 5'000},
+      {R"("1736408883688177.930")", 1'736'408'883'688'177'930},
+      {"1736408883688177.931", 1'736'408'883'688'177'931},
+      {"1736408883688177.9325", 1'736'408'883'688'177'932},
+      {"1736408883688177.9335", 1'736'408'883'688'177'934},
+      {"1736408883688177.93350001", 1'736'408'883'688'177'934},
+      {"1736408883688177.9999", 1'736'408'883'688'178'000}};
+  for (const auto& [token, ns] : times) {
+    EventScanner scanner = newScanner();
+    std::string event = kOperator;
+    const std::string begin = std::string(R"(, "ts": )") + token + "}";
+    event.replace(event.size() - 1, 1, begin);
+    CHECK(scanner.scan(event, 0) == event.size());
+    CHECK(scanner.events().startNs == std::vector<int64_t>{ns});
+  }
+}
+
+void eventsWithoutCategoryAreLeft() {
+  EventScanner scanner = newScanner();
+  const std::string event = R"({"ph": "X", "name": "a", "ts": 1, "dur": 2})";
+  CHECK(scanner.scan(kOther + event, 0) == kOther.size());
+  CHECK(scanner.isUnusual());
+}
+
 void unusualEventsAreLeft() {
   for (const char* const part :
-       {R"("ph": "B")", R"("ts": "5")", R"("ts": -1)", R"("dur": true)"}) {
+       {R"("ph": "B")",
+        R"("ph": "M", "name": "process_name")",
+        R"("ts": "5e3")",
+        R"("ts": -1)",
+        R"("dur": true)"}) {
     EventScanner scanner = newScanner();
     std::string event = kOperator;
     event.replace(event.size() - 1, 1, std::string(", ") + part + "}");
@@ -118,5 +149,7 @@ int main() {
   namesKeepTheirNumbers();
   cutOffEventsAreLeft();
   unusualEventsAreLeft();
+  timesAreReadFromTheirDigits();
+  eventsWithoutCategoryAreLeft();
   return check::report();
 }
