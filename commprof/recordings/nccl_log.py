@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO, Final
 
-from commprof.text import counted, printable
+from commprof.text import counted, plural, printable
 
 #: A line of NCCL or RCCL: host, process and thread, device, then the level.
 LOG_LINE: Final = re.compile(
@@ -20,10 +20,12 @@ LOG_LINE: Final = re.compile(
 _LONGEST_LINE: Final = 1 << 16
 #: Longest text of the log that is repeated.
 _MOST_CHARS: Final = 160
+#: Largest number of different sizes of communicators that are said.
+_MOST_SIZES: Final = 5
 _VERSION: Final = re.compile(rb"\b[NR]CCL version (\d+(?:\.\d+)+\S{0,40})")
 _COMPLETE: Final = re.compile(rb"comm (0x[0-9a-f]+) rank \d+ nranks (\d+) .*Init COMPLETE")
 _WARNING: Final = re.compile(rb"NCCL WARN (.*)")
-_CALL: Final = re.compile(rb"NCCL INFO (\w+): opCount ")
+_CALL: Final = re.compile(rb"NCCL INFO (\w+): opCount (?:.*\[nranks=(\d+)\])?")
 _FAILURE: Final = re.compile(rb"Test (?:NCCL|CUDA|HIP) failure .*|.*: Test failure .*")
 
 
@@ -46,7 +48,7 @@ def about_nccl_log(opened: BinaryIO, most_bytes: int) -> str:
         most_bytes: number of bytes that are read.
     """
     version, warning, warnings = b"", b"", 0
-    sizes, calls = Counter[int](), Counter[str]()
+    sizes, calls, called_in = Counter[int](), Counter[str](), set[int]()
     for line in _lines(opened, most_bytes):
         if b"CCL" not in line:
             continue
@@ -56,20 +58,25 @@ def about_nccl_log(opened: BinaryIO, most_bytes: int) -> str:
             sizes[int(match[2])] += 1
         elif match := _CALL.search(line):
             calls[match[1].decode()] += 1
+            called_in |= {int(match[2])} if match[2] else set()
         elif match := _WARNING.search(line):
             warning, warnings = warning or match[1], warnings + 1
     shows = [f"NCCL {_text(version)}"] if version else []
     if sizes:
-        of = " and ".join(f"{size:,}" for size in sorted(sizes)[-3:])
-        joins = counted(sum(sizes.values()), "join")
-        shows.append(f"{joins} of communicators of {of} ranks")
+        shows.append(f"{counted(sum(sizes.values()), 'join')} of {_of_ranks(sizes)}")
     if calls:
         named = ", ".join(f"{count:,} {name}" for name, count in calls.most_common(4))
-        shows.append(f"{counted(sum(calls.values()), 'call')} ({named})")
+        where = f" in {_of_ranks(called_in)}" if called_in else ""
+        count = sum(calls.values())
+        shows.append(f"{count:,} {plural(count, 'call')} ({named}){where}")
     if warnings:
         shows.append(f'{counted(warnings, "warning")}, the first "{_text(warning)}"')
     what = "a log with lines of NCCL (NCCL_DEBUG), which has no times at which collectives ran"
     return f"{what}; it shows {', '.join(shows)}" if shows else what
+
+
+def _of_ranks(sizes: Iterable[int]) -> str:
+    return f"communicators of {counted(sorted(sizes)[-_MOST_SIZES:], 'rank')}"
 
 
 def first_failure(opened: BinaryIO, most_bytes: int) -> str:

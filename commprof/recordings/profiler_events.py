@@ -25,6 +25,7 @@ from commprof.recordings.profiler_kinds import (
     LAUNCHES,
     LIST_OF,
     OF_DEVICE,
+    Category,
     EventKind,
     kind_of,
 )
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 _MOST_US: Final = 2.3e15
 _MOST_BASE_NS: Final = 2_300_000_000_000_000_000
 _DECIMAL: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]+))?")
+_MOST_PROCESS: Final = 2**62
 _MOST_NAMED: Final = 400_000
 #: Largest number of events that the C++ scanner leaves to Python; after that, Python reads all
 #: remaining events.
@@ -128,6 +130,8 @@ class ProfilerEvents:
     problem: str = ""
     #: Names of the trace's processes.
     processes: list[str] = field(default_factory=list)
+    #: Processes of the host whose operators and ranges are in the trace.
+    of_host: set[int | str] = field(default_factory=set)
     #: True for a trace of Ascend's profiler, which does not tell how many ranks there are.
     is_of_npu: bool = False
 
@@ -173,6 +177,12 @@ class ProfilerEvents:
             named_events.add(events.rows(slice(room)) if len(events.name) > room else events)
         elif room > 0:
             named_events.append(events)
+
+    def note_process(self, category: Category, process: Any) -> None:
+        """Keeps the process of an event, if the event is an operator or range of the host."""
+        is_one = type(process) is str or (type(process) is int and abs(process) < _MOST_PROCESS)
+        if category in (Category.OPERATOR, Category.RANGE) and is_one:
+            self.of_host.add(process)
 
     def add_unreadable(self, name: str, count: int) -> None:
         """Counts kernels that communicate without recorded details; ``name``: name of the first."""
@@ -333,7 +343,8 @@ def _take(event: dict[str, Any], end: dict[str, Any], events: ProfilerEvents) ->
     arguments = event.get("args")
     arguments = arguments if type(arguments) is dict else {}
     kind = kind_of(of_category, name, COLLECTIVE in arguments)
-    _put_if_timed(kind, event, end, arguments, events)
+    if _put_if_timed(kind, event, end, arguments, events):
+        events.note_process(of_category, event.get("pid"))
 
 
 def _take_of_process(event: dict[str, Any], processes: Processes, events: ProfilerEvents) -> None:
@@ -349,8 +360,8 @@ def _put_if_timed(
     end: dict[str, Any],
     arguments: dict[str, Any],
     events: ProfilerEvents,
-) -> None:
-    """Keeps an event of a kind, or counts it if it has no usable times."""
+) -> bool:
+    """Keeps an event of a kind; counts it and returns False if it has no usable times."""
     try:
         begin = _moment_ns(event["ts"])
         # A length is in the unit of the begin: some tools write ns since 1970.
@@ -363,10 +374,11 @@ def _put_if_timed(
             raise ValueError
     except (KeyError, TypeError, ValueError, OverflowError):
         events.unusable += 1
-        return
+        return False
     if kind is not EventKind.UNUSED:
         thread = _int(event.get("tid"))
         _put(kind, Event(event["name"], begin, until, thread, 0, -1, arguments), events)
+    return True
 
 
 def _moment_ns(value: Any) -> int:

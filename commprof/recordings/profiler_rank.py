@@ -91,8 +91,14 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
     """Makes the recording of one rank from its file alone.
 
     Raises:
-        TraceError: the file has neither communication nor kernels nor operators.
+        TraceError: the file has neither communication nor kernels nor operators, or has those of
+            several ranks.
     """
+    if len(events.of_host) > 1:
+        raise TraceError(
+            f"it holds the events of {len(events.of_host)} processes, so that some tool merged the "
+            "traces of several ranks; give the traces of the single ranks, in one folder"
+        )
     events = with_unnamed_communication(events)
     about = events.about
     world_size = _whole(about.get("world_size")) or 0

@@ -62,6 +62,7 @@ _KINDS_IN: Final = {
 }
 _MASK_OF: Final = {place: _mask(kinds) for place, kinds in _KINDS_IN.items()}
 _IS_LAUNCH: Final = _mask(LAUNCHES)
+_OF_CATEGORY: Final = list(CATEGORIES.values())
 _CATEGORY_CODES: Final = np.array([int(category) for category in CATEGORIES.values()], np.int64)
 
 
@@ -123,6 +124,8 @@ class TraceScanner:
         """Keeps the events from a position on; returns the position where the scan stopped."""
         scanner = self._scanner
         until = scanner.scan(text, at)
+        for number, process in scanner.processes:
+            events.note_process(_OF_CATEGORY[number], json.loads(process))
         category = scanner.category
         if len(category):
             columns = _Columns(*(getattr(scanner, name) for name in _Columns._fields))

@@ -122,6 +122,11 @@ void bindEvents(py::module_& m) {
           [](const BoundScanner& self) { return self.scanner.isUnusual(); },
           "True if the scan stopped at an event that the scanner does not "
           "take.")
+      .def_property_readonly(
+          "processes",
+          [](const BoundScanner& self) { return self.scanner.processes(); },
+          "Processes of the last scan: index of the category, and the process "
+          "as JSON.")
       .def_property_readonly("category", &columnOf<&EventColumns::category>)
       .def_property_readonly("name", &columnOf<&EventColumns::name>)
       .def_property_readonly("begin_ns", &columnOf<&EventColumns::startNs>)

@@ -200,6 +200,7 @@ struct EventScanner::Tokens {
   std::string_view phase;
   std::string_view category;
   std::string_view name;
+  std::string_view process;
   std::string_view thread;
   std::string_view begin;
   std::string_view length;
@@ -218,10 +219,13 @@ EventScanner::EventScanner(
     : categories_(std::move(categories)),
       kept_(std::move(kept)),
       integers_(std::move(integers)),
-      collective_(std::move(collective)) {}
+      collective_(std::move(collective)),
+      lastProcess_(categories_.size()) {}
 
 size_t EventScanner::scan(std::string_view text, size_t at) {
   events_.clear();
+  processes_.clear();
+  lastProcess_.assign(categories_.size(), {});
   isUnusual_ = false;
   while (true) {
     at = std::min(text.find_first_not_of(" \t\n\r\f\v,:", at), text.size());
@@ -280,6 +284,8 @@ EventScanner::Outcome EventScanner::scanEvent(
       tokens.category = value;
     } else if (key == "name") {
       tokens.name = value;
+    } else if (key == "pid") {
+      tokens.process = value;
     } else if (key == "tid") {
       tokens.thread = value;
     } else if (key == "ts") {
@@ -345,6 +351,7 @@ bool EventScanner::addRow(const Tokens& tokens, std::string_view text) {
       !device.has_value() || !stream.has_value()) {
     return false;
   }
+  noteProcess(category, tokens.process);
   events_.category.push_back(category);
   events_.name.push_back(names_.number(tokens.name));
   events_.startNs.push_back(begin->ns);
@@ -359,6 +366,20 @@ bool EventScanner::addRow(const Tokens& tokens, std::string_view text) {
       arguments.empty() ? 0 : size_t(arguments.data() - text.data()),
       arguments.size());
   return true;
+}
+
+void EventScanner::noteProcess(int64_t category, std::string_view process) {
+  std::string& last = lastProcess_[size_t(category)];
+  if (process.empty() || process == last) {
+    return;
+  }
+  last = process;
+  std::pair<int64_t, std::string> noted{category, last};
+  const bool isNew = std::find(processes_.begin(), processes_.end(), noted) ==
+      processes_.end();
+  if (isNew && processes_.size() < kMostProcesses) {
+    processes_.push_back(std::move(noted));
+  }
 }
 
 int64_t EventScanner::categoryOf(std::string_view name) {

@@ -82,6 +82,13 @@ class EventScanner {
   const Texts& values() const {
     return values_;
   }
+  // The processes of the last scan's events: index of the category, and the
+  // process as it is written. At most kMostProcesses.
+  const std::vector<std::pair<int64_t, std::string>>& processes() const {
+    return processes_;
+  }
+  static constexpr size_t kMostProcesses = 256;
+
   // True if the last scan stopped at an event that is complete but unusual.
   bool isUnusual() const {
     return isUnusual_;
@@ -116,6 +123,7 @@ class EventScanner {
   Outcome scanEvent(std::string_view text, size_t& at);
   bool addRow(const Tokens& tokens, std::string_view text);
   int64_t categoryOf(std::string_view name);
+  void noteProcess(int64_t category, std::string_view process);
 
   const std::vector<std::string> categories_;
   const std::vector<std::string> kept_;
@@ -127,6 +135,8 @@ class EventScanner {
   std::vector<std::vector<int64_t>> combinations_;
   std::map<std::vector<int64_t>, int64_t> numberOf_;
   size_t lastCategory_ = 0;
+  std::vector<std::pair<int64_t, std::string>> processes_;
+  std::vector<std::string> lastProcess_; // by category
   bool isUnusual_ = false;
 };
 

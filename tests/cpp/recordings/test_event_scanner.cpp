@@ -110,6 +110,21 @@ void timesAreReadFromTheirDigits() {
   }
 }
 
+void processesAreNoted() {
+  EventScanner scanner = newScanner();
+  std::string text;
+  for (const char* const process : {"7", "7", R"("[TP01] 9")", "7"}) {
+    text += R"({"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "pid": )" +
+        std::string(process) + "}";
+  }
+  CHECK(scanner.scan(text, 0) == text.size());
+  const auto& found = scanner.processes();
+  CHECK(found.size() == 2);
+  CHECK(found[0].second == "7" && found[1].second == R"("[TP01] 9")");
+  scanner.scan(kOther, 0);
+  CHECK(scanner.processes().empty());
+}
+
 void eventsWithoutCategoryAreLeft() {
   EventScanner scanner = newScanner();
   const std::string event = R"({"ph": "X", "name": "a", "ts": 1, "dur": 2})";
@@ -151,5 +166,6 @@ int main() {
   unusualEventsAreLeft();
   timesAreReadFromTheirDigits();
   eventsWithoutCategoryAreLeft();
+  processesAreNoted();
   return check::report();
 }

@@ -97,7 +97,8 @@ node1:71:71 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>
 node1:71:90 [0] NCCL INFO comm 0x55aa rank 0 nranks 8 cudaDev 0 busId 46000 - Init COMPLETE
 node1:72:91 [1] NCCL INFO comm 0x55bb rank 1 nranks 8 cudaDev 1 busId 47000 - Init COMPLETE
 node1:71:71 [0] NCCL INFO AllReduce: opCount 0 sendbuff 0x7f count 1 datatype 7 op 0 root 0
-node1:71:71 [0] NCCL INFO AllGather: opCount 1 sendbuff 0x7f count 1 datatype 7 op 0 root 0
+node1:71:71 [0] NCCL INFO AllGather: opCount 1 sendbuff 0x7f count 1 datatype 7 op 0 root 0 \
+comm 0x55 [nranks=4] stream 0x1
 node1:71:71 [0] NCCL INFO AllReduce: opCount 2 sendbuff 0x7f count 1 datatype 7 op 0 root 0
 
 node1:72:91 [1] misc/socket.cc:57 NCCL WARN socketProgress: Connection closed by remote peer
@@ -135,7 +136,8 @@ def test_a_log_of_nccl_is_named_with_what_it_shows(
     assert "is a log with lines of NCCL (NCCL_DEBUG), which has no times" in line
     assert (
         "it shows NCCL 2.20.5+cuda12.4, 2 joins of communicators of 8 ranks, 3 calls (2 AllReduce,"
-        ' 1 AllGather), 2 warnings, the first "socketProgress: Connection closed by remote peer"'
+        " 1 AllGather) in communicators of 4 ranks, 2 warnings, the first "
+        '"socketProgress: Connection closed by remote peer"'
     ) in line
     packed = tmp_path / "nccl.log.gz"
     packed.write_bytes(gzip.compress(NCCL_LOG.encode()))
