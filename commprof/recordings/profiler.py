@@ -19,7 +19,7 @@ from commprof.errors import CommprofError, TraceError
 from commprof.invocation import quoted
 from commprof.recordings.clock_agreement import with_compared_clocks
 from commprof.recordings.containers import each_file, few
-from commprof.recordings.other_tools import other_tool
+from commprof.recordings.other_tools import NO_COMMAND, other_tool
 from commprof.recordings.profiler_call_columns import CallColumns, CallKinds
 from commprof.recordings.profiler_calls import ROOTED, Call, of_job
 from commprof.recordings.profiler_caveats import of_other_devices
@@ -106,7 +106,7 @@ def read_recording(path: Path) -> Recording | None:
     if not recordings:
         if problems and (seen or path.is_file()):
             if path.is_file() and (what := other_tool(path)):
-                raise CommprofError(f"{quoted(path)} is {what}; no command reads it")
+                raise CommprofError(f"{quoted(path)} is {what}; {NO_COMMAND}")
             why = few(problems)[0].removeprefix(f"{quoted(path)}: ")
             raise CommprofError(f"{quoted(path)} cannot be read: {why}")
         return None

@@ -11,14 +11,10 @@ from commprof.recordings.containers import each_file
 from commprof.recordings.flight_recorder_files import is_flight_recorder
 from commprof.recordings.inspector import is_inspector
 from commprof.recordings.nccl_tests import is_nccl_tests
-from commprof.recordings.other_tools import other_tool
+from commprof.recordings.other_tools import NO_COMMAND, other_tool
 
 _MOST_LOOKED_AT = 100
 _MOST_BYTES_OF_EACH = 1 << 20
-_READ = (
-    "commprof report reads traces of torch.profiler, Flight Recorder dumps and logs of NCCL "
-    "Inspector"
-)
 
 
 class _FoundError(Exception):
@@ -66,7 +62,7 @@ def taken_elsewhere(path: Path) -> str:
     except OSError:
         return ""
     if path.is_file() and (what := other_tool(path)):
-        return f"{quoted(path)} is {what}; no command reads it ({_READ})"
+        return f"{quoted(path)} is {what}; {NO_COMMAND}"
     if any(is_nccl_tests(file) for file in inside[:_MOST_LOOKED_AT]):
         return (
             f"{quoted(path)} holds results of nccl-tests: give its files, not the directory, to "
@@ -74,14 +70,15 @@ def taken_elsewhere(path: Path) -> str:
         )
     for file in inside[:_MOST_LOOKED_AT]:
         if what := other_tool(file, _MOST_BYTES_OF_EACH):
-            return f"{quoted(file)} is {what}; no command reads it ({_READ})"
+            return f"{quoted(file)} is {what}; {NO_COMMAND}"
     return ""
 
 
 def not_measured(path: Path) -> str:
     """Text on a file that holds no microbenchmark; empty if its kind is not recognised."""
+    what = other_tool(path)
     try:
-        if is_recording_file(path):
+        if not what and is_recording_file(path):
             return (
                 f"{quoted(path)} is a trace of torch.profiler: give its directory to commprof fit, "
                 "or the trace to commprof report"
@@ -92,7 +89,6 @@ def not_measured(path: Path) -> str:
             return _of_inspector(path)
     except CommprofError:
         return ""
-    what = other_tool(path)
     if not what:
         return ""
     return (

@@ -84,6 +84,10 @@ OTHERS = [
         '[\n{"name": "process_name", "ph": "M", "pid": 1},\n{"name": "NEGOTIATE_ALLREDUCE"}',
         "is a timeline of Horovod",
     ),
+    ("workload.json", '{\n  "workload_graph": []}', "is an execution trace"),
+    ("chakra.0.et", "\x12\x10\x0a\x06schema2\x051.0.1", "is an execution trace"),
+    ("ras2.txt", "Communicators... (2)\n", "is a status of a job by NCCL's RAS"),
+    ("ds2.log", "comm op: all_reduce | time (ms): 0.5\n", "is a log of DeepSpeed's"),
     ("job.nsys-rep", "binary", "is a recording of Nsight Systems, not a trace of torch.profiler"),
     (
         "job.sqlite",
@@ -152,6 +156,16 @@ def test_a_job_that_the_watchdog_stopped_is_sent_to_its_dumps(
     assert "torch's watchdog stopped WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=5" in line
     assert "the Flight Recorder dumps of all ranks tell who was waited for" in line
     assert "train.log is a job's log" in _refusal(tmp_path, capsys)  # in a folder, too
+
+
+def test_a_timeline_of_the_example_plugin_is_no_trace_of_torch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plugin.json"
+    path.write_text('[{"name": "Group API", "cat": "GROUP_API", "ph": "b", "pid": 1, "ts": 1.5}]')
+    assert "is a timeline of NCCL's example profiler plugin" in _refusal(path, capsys)
+    assert main(["fit", str(path), "--output", str(tmp_path / "profile.json")]) != 0
+    assert "is a timeline of NCCL's example profiler plugin" in capsys.readouterr().err
 
 
 def test_a_failed_run_of_nccl_tests_is_no_log_of_nccl_alone(
