@@ -212,7 +212,9 @@ def _no_communication(path: Path, recordings: Sequence[RankRecording]) -> str:
         filter(None, (of_other_devices(recording.events) for recording in recordings)), ""
     )
     kernels = f"the trace does not say what kernels such as {name} send" if name else ""
-    return "; ".join(filter(None, (message, kernels, unread)))
+    is_alone = all(recording.world_size == 1 for recording in recordings)
+    alone = "its job had one rank, which has nobody to wait for" if is_alone else ""
+    return "; ".join(filter(None, (message, alone, kernels, unread)))
 
 
 def _one_job(path: Path, recordings: Sequence[RankRecording]) -> None:

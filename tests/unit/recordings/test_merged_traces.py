@@ -1,4 +1,4 @@
-"""A file into which a tool merged the traces of several ranks is refused, and never one rank's."""
+"""Traces with too many ranks or too few: merged traces are refused, and those of one rank alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from commprof.commands import main
 from commprof.recordings import profiler
 from commprof.recordings.profiler import read_recording
-from tests.support.builders.profiler_traces import Event, both, rank_events
+from tests.support.builders.profiler_traces import Event, both, document, kernel, rank_events
 
 SAID = "it holds the events of 2 processes, so that some tool merged the traces of several ranks"
 
@@ -41,6 +41,18 @@ def test_merged_traces_are_refused(
     text = capsys.readouterr().err
     assert SAID in text
     assert "give the traces of the single ranks, in one folder" in text
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_job_of_one_rank_is_said_to_be_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], world_size: int
+) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(document([kernel("gemm", 0, 100)], 0, world_size))
+    assert main(["report", str(path)]) != 0
+    text = capsys.readouterr().err
+    assert "no kernel of NCCL, RCCL, oneCCL or HCCL" in text
+    assert ("its job had one rank, which has nobody to wait for" in text) == (world_size == 1)
 
 
 def test_a_merged_trace_beside_its_ranks_is_left_out(tmp_path: Path) -> None:
