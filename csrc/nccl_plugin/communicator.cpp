@@ -85,9 +85,9 @@ uint32_t Communicator::nextMessage(Origin origin, Op op, int peer) noexcept {
 }
 
 // Usually only one thread of NCCL calls this for a communicator.
-void Communicator::sawGpuTime(uint64_t gpu_ns, uint64_t host_ns) noexcept {
+bool Communicator::sawGpuTime(uint64_t gpu_ns, uint64_t host_ns) noexcept {
   const Held held(clock_used_);
-  clock_.add(host_ns, gpu_ns);
+  return clock_.add(host_ns, gpu_ns);
 }
 
 uint64_t Communicator::gpuToHost(uint64_t gpu_ns) noexcept {

@@ -45,8 +45,8 @@ struct Communicator {
   // Returns the sequence number of the next message to or from a peer, equal on
   // both ranks.
   uint32_t nextMessage(Origin origin, Op op, int peer) noexcept;
-  // Takes a reading of the GPU's clock, seen at `host_ns` of the host's.
-  void sawGpuTime(uint64_t gpu_ns, uint64_t host_ns) noexcept;
+  // As GpuClock::add().
+  bool sawGpuTime(uint64_t gpu_ns, uint64_t host_ns) noexcept;
   // Converts a time of the GPU. Requires an earlier call of sawGpuTime().
   uint64_t gpuToHost(uint64_t gpu_ns) noexcept;
   // Adds the process group to the plugin's own trace unless it is there.

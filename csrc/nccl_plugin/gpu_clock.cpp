@@ -2,25 +2,32 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace commprof::nccl {
 
-void GpuClock::add(uint64_t host_ns, uint64_t gpu_ns) noexcept {
+bool GpuClock::add(uint64_t host_ns, uint64_t gpu_ns) noexcept {
   const auto gpu = int64_t(gpu_ns);
   const int64_t difference = int64_t(host_ns) - gpu;
   const uint64_t bucket = host_ns >> kBucketBits;
   if (points_ == 0) {
     begin(gpu, difference, bucket);
-    return;
+    return true;
   }
   const int64_t below = lineAt(gpu) - difference;
-  if (below > kStrangeNs) {
-    if (++strange_ >= kStrangeInARow) {
-      begin(gpu, difference, bucket);
-    }
-    return;
+  const int side = std::abs(below) <= kStrangeNs ? 0 : below > 0 ? 1 : -1;
+  if (std::exchange(side_, side) != side) {
+    strange_ = 0;
+    strange_since_ns_ = host_ns;
   }
-  strange_ = 0;
+  const bool lasts = side > 0 || int64_t(host_ns - strange_since_ns_) > kLateNs;
+  if (side != 0 && ++strange_ >= kStrangeInARow && lasts) {
+    begin(gpu, difference, bucket);
+    return true;
+  }
+  if (side > 0) {
+    return false;
+  }
   if (below > 0) {
     through_.difference_ns -= below;
   }
@@ -35,6 +42,7 @@ void GpuClock::add(uint64_t host_ns, uint64_t gpu_ns) noexcept {
   } else if (difference < window_[next_].difference_ns) {
     window_[next_] = {gpu, difference};
   }
+  return true;
 }
 
 uint64_t GpuClock::toHost(uint64_t gpu_ns) const noexcept {
@@ -55,7 +63,7 @@ void GpuClock::begin(
   newest_ = bucket;
   next_ = 0;
   points_ = 1;
-  strange_ = 0;
+  side_ = 0;
   window_[0] = through_ = {gpu_ns, difference_ns};
   drift_ = 0.0;
 }

@@ -17,7 +17,9 @@ namespace commprof::nccl {
 class GpuClock {
  public:
   // Takes a reading of the GPU's clock, seen at `host_ns` of the host's.
-  void add(uint64_t host_ns, uint64_t gpu_ns) noexcept;
+  // Returns false if the clock was set since the readings before: then the
+  // times of this reading cannot be converted yet.
+  bool add(uint64_t host_ns, uint64_t gpu_ns) noexcept;
   bool known() const noexcept {
     return points_ > 0;
   }
@@ -28,10 +30,13 @@ class GpuClock {
   // 2**kBucketBits ns are 9 s in all.
   static constexpr int kBuckets = 64;
   static constexpr int kBucketBits = 27;
-  // A difference this far below the line is not a shorter delay. After
-  // kStrangeInARow such differences, the GPU's clock counts as set anew.
+  // A difference this far below the line is not a shorter delay, and this far
+  // above it seldom a longer one. After kStrangeInARow such differences, the
+  // GPU's clock counts as set anew; if they are above the line, also kLateNs
+  // must have passed, because a thread of NCCL may have to wait for a core.
   static constexpr int64_t kStrangeNs = 5'000'000;
   static constexpr int kStrangeInARow = 64;
+  static constexpr int64_t kLateNs = 1'000'000'000;
   // Shorter edges tell nothing about the drift.
   static constexpr int64_t kLeastEdgeNs = 1'000'000'000;
   // The most by which a kernel corrects a clock (adjtimex(2)).
@@ -50,7 +55,9 @@ class GpuClock {
   uint64_t newest_ = 0; // bucket of the newest point
   int points_ = 0;
   int next_ = 0; // next place in the ring
-  int strange_ = 0;
+  int side_ = 0; // 1: the last difference was strange and below the line
+  int strange_ = 0; // number of strange differences in a row on that side
+  uint64_t strange_since_ns_ = 0; // host's time of the first of them
   // The line: a point of it, and its slope.
   Point through_{0, 0};
   double drift_ = 0.0; // change of the difference per GPU time

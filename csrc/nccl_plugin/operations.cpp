@@ -40,7 +40,9 @@ struct Operation {
   Bits ended;
   uint8_t begun_count = 0;
   uint8_t ended_count = 0;
-  bool contradictory = false; // a channel ended before it began
+  // A channel ended before it began, only some channels have times of the GPU,
+  // or the GPU's clock was set meanwhile.
+  bool contradictory = false;
   bool timed = false; // the times are the GPU's, not the host's
   // The begins are valid once begun_count is above 0, the ends once ended_count
   // is.
@@ -60,7 +62,6 @@ struct Slot {
 
 constinit std::array<Slot, kOperations> g_slots{};
 std::atomic<uint64_t> g_begun{0};
-std::atomic<uint64_t> g_unended{0};
 
 bool isCurrent(const Operation& operation) noexcept {
   return operation.communicator->open.load(std::memory_order_relaxed) &&
@@ -84,6 +85,12 @@ void complete(Operation& operation) noexcept {
   Recorder& recorder = Recorder::instance();
   Record op = operation.launched.op;
   op.timestamp_ns = onHost(operation, operation.first_begin);
+  // No kernel begins before its call or replay: the GPU's clock was set back.
+  const auto after_ns = int64_t(op.timestamp_ns - operation.launched.issue_ns);
+  if (after_ns < -GpuClock::kStrangeNs) {
+    recordUntimed(operation.launched);
+    return;
+  }
   op.value = onHost(operation, operation.last_end);
   op.bytes_out = packed(
       operation.last_begin - operation.first_begin,
@@ -121,7 +128,6 @@ void settle(Operation& operation) noexcept {
     return;
   }
   operation.pending = false;
-  g_unended.fetch_add(1, std::memory_order_relaxed);
   recordUntimed(operation.launched);
 }
 
@@ -162,7 +168,6 @@ Handle beginOperation(
     slot.used.clear(std::memory_order_release);
     return handle;
   }
-  g_unended.fetch_add(1, std::memory_order_relaxed);
   recordUntimed(launched);
   return {};
 }
@@ -190,10 +195,11 @@ Handle beginChannel(Handle handle, uint8_t channel, uint64_t gpu_ns) noexcept {
   if (operation == nullptr || !operation->begun.set(channel)) {
     return {};
   }
-  operation->timed = gpu_ns != 0;
-  if (operation->timed) {
-    operation->communicator->sawGpuTime(gpu_ns, now_ns);
+  if (operation->begun_count == 0) {
+    operation->timed = gpu_ns != 0;
   }
+  operation->contradictory |= operation->timed != (gpu_ns != 0) ||
+      (gpu_ns != 0 && !operation->communicator->sawGpuTime(gpu_ns, now_ns));
   const uint64_t time_ns = operation->timed ? gpu_ns : now_ns;
   operation->first_begin = operation->begun_count == 0
       ? time_ns
@@ -221,7 +227,8 @@ void end(Handle handle, uint64_t gpu_ns, bool timed) noexcept {
   const uint64_t time_ns = timed ? gpu_ns : now_ns;
   operation->contradictory |= time_ns < operation->first_begin;
   if (timed && !operation->contradictory) {
-    operation->communicator->sawGpuTime(gpu_ns, now_ns);
+    operation->contradictory =
+        !operation->communicator->sawGpuTime(gpu_ns, now_ns);
   }
   operation->first_end = operation->ended_count == 0
       ? time_ns
@@ -252,10 +259,6 @@ void settleOperations(const Communicator* communicator) noexcept {
       settle(slot.operation);
     }
   }
-}
-
-uint64_t unendedOperations() noexcept {
-  return g_unended.load();
 }
 
 } // namespace commprof::nccl

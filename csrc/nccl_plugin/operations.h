@@ -59,7 +59,4 @@ void endUntimedChannel(Handle channel) noexcept;
 // Gives up all operations, or those of one communicator.
 void settleOperations(const Communicator* communicator) noexcept;
 
-// Number of operations whose end stayed unknown.
-uint64_t unendedOperations() noexcept;
-
 } // namespace commprof::nccl

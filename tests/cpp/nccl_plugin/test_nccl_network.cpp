@@ -188,6 +188,72 @@ void checkSplit(const std::string& path) {
   }
 }
 
+// ---- Times of the GPU
+
+enum class Fault { kNone, kFirstMissing, kLastMissing, kSetForward, kSetBack };
+
+// A time of the GPU may be missing, and its clock may be set. The operations
+// that this affects have no times, and all later ones have the right ones.
+void takesNoImpossibleTimes(const std::string& path) {
+  constexpr int kBetween = 100; // operations between two faults
+  constexpr uint64_t kHourNs = 3'600'000'000'000;
+  Player player(6, nccl_player::tableOf(6));
+  Communicator c{nullptr, 0x200, "dp0", 8, 0};
+  player.init(c);
+  uint64_t set_ns = kHourNs;
+  std::vector<uint64_t> begins_ns;
+  for (const Fault fault :
+       {Fault::kNone,
+        Fault::kFirstMissing,
+        Fault::kLastMissing,
+        Fault::kSetForward,
+        Fault::kSetBack}) {
+    for (int i = 0; i < kBetween; ++i) {
+      const auto happens = [&](Fault wanted) {
+        return i == 0 && fault == wanted;
+      };
+      void* operation = player.launch(c, kReduce, nullptr);
+      passUs(100);
+      set_ns -= happens(Fault::kSetBack) ? kHourNs : 0;
+      const uint64_t gpu_ns = gpuNow() + set_ns;
+      begins_ns.push_back(g_now_ns);
+      void* channels[] = {
+          player.beginChannel(
+              c, operation, 0, happens(Fault::kFirstMissing) ? 0 : gpu_ns),
+          player.beginChannel(
+              c, operation, 1, happens(Fault::kLastMissing) ? 0 : gpu_ns)};
+      passUs(40);
+      set_ns += happens(Fault::kSetForward) ? kHourNs : 0;
+      for (void* channel : channels) {
+        player.endChannel(channel, gpuNow() + set_ns);
+      }
+      passUs(20'000);
+    }
+  }
+  player.finalize(c);
+  Recorder::instance().flush();
+  std::vector<int> unknown(5); // by fault
+  int operations = 0;
+  for (const Record& record : trace_file::read(path).records) {
+    if (record.kind != Kind::kNcclOp || record.group != 3) { // of checkSplit()
+      continue;
+    }
+    ++operations;
+    if (record.value == record.timestamp_ns) {
+      ++unknown[record.seq / kBetween];
+      continue;
+    }
+    // The line between the clocks may be wrong by the largest drift.
+    const uint64_t begin_ns = begins_ns[record.seq];
+    CHECK(std::abs(int64_t(record.timestamp_ns - begin_ns)) < 200'000);
+    CHECK(std::abs(int64_t(record.value - begin_ns) - 40'000) < 200'000);
+  }
+  CHECK_EQ(size_t(operations), begins_ns.size());
+  // After 64 readings the clock counts as set forward, and after another second
+  // as set back.
+  CHECK(unknown == (std::vector{0, 1, 1, 32, 50}));
+}
+
 // ---- A job
 
 struct Link {
@@ -298,6 +364,7 @@ int main(int count, char** arguments) {
   clock_gettime(CLOCK_MONOTONIC, &now);
   g_now_ns = (uint64_t(now.tv_sec) + 1000) * 1'000'000'000;
   checkSplit(directory / "run/rank_0.trace");
+  takesNoImpossibleTimes(directory / "run/rank_0.trace");
   Recorder::instance().stop();
   return check::report();
 }

@@ -452,6 +452,20 @@ void convertsGpuTimes() {
   const uint64_t gpu_ns = gpu(at_ns) + 3'600'000'000'000;
   clock.add(at_ns + 1000, gpu_ns);
   CHECK(std::abs(int64_t(clock.toHost(gpu_ns) - at_ns)) < 10'000);
+  CHECK(!clock.add(at_ns, gpu_ns + 10'000'000)); // a time in the future
+  // A thread of NCCL that sees times late for half a second changes nothing.
+  for (uint64_t late_ns = 32'000'000'000; late_ns < 32'500'000'000;
+       late_ns += 1'000'000) {
+    clock.add(late_ns + 100'000'000, gpu(late_ns) + 3'600'000'000'000);
+  }
+  CHECK(std::abs(int64_t(clock.toHost(gpu_ns) - at_ns)) < 5'000'000);
+  // The GPU's clock has been set back to what it was.
+  for (uint64_t back_ns = 33'000'000'000; back_ns < 34'500'000'000;
+       back_ns += 1'000'000) {
+    clock.add(back_ns + 1000, gpu(back_ns));
+  }
+  const uint64_t later_ns = 34'600'000'000;
+  CHECK(std::abs(int64_t(clock.toHost(gpu(later_ns)) - later_ns)) < 50'000);
 }
 
 } // namespace
