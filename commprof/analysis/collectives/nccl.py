@@ -163,8 +163,9 @@ class _Ops:
     """Operations of all ranks, as columns."""
 
     rank: Ints
-    #: Label of the communicator, and its ranks.
+    #: Label of the communicator, which others may have too; its hash; and its ranks.
     communicator: npt.NDArray[np.object_]
+    hash: npt.NDArray[np.object_]
     size: Ints
     phase: Ints
     bucket: Ints
@@ -218,6 +219,7 @@ def _of_rank(recorded: Trace, trace: Trace) -> _Ops:
     return _Ops(
         rank=np.full(len(ops), recorded.rank),
         communicator=np.array([c.label if c else "" for c in described], dtype=object),
+        hash=np.array([c.hash if c else "" for c in described], dtype=object),
         size=np.array([c.size if c else 0 for c in described], dtype=np.int64),
         phase=phase,
         bucket=bucket,
@@ -251,7 +253,7 @@ def _waits(
     together = np.isin(ops.op, [i for i in range(64) if op_name(i) in _END_TOGETHER])
     timed, duration = ops.timed, (ops.end_ns - ops.begin_ns).astype(np.float64)
     eligible = np.flatnonzero(together & (of_ranks.size > 1))
-    keys = (of_ranks.communicator, ops.replay > 0, ops.seq)
+    keys = (of_ranks.hash, ops.replay > 0, ops.seq)
     differences, same, both = [], 0, 0
     for part in _groups(*(key[eligible] for key in keys)):
         rows = eligible[part]

@@ -20,6 +20,11 @@ FOREIGN = 1_000_000
 class NcclRank(Rank):
     """A rank whose NCCL loads the plugin; its communicator 1 is that of all ranks."""
 
+    def __init__(self, rank: int, world_size: int, group_size: int = 0) -> None:
+        """With ``group_size``, communicator 1 is that of so many ranks, all of the same name."""
+        super().__init__(rank, world_size)
+        self.group_size = group_size or world_size
+
     def nccl_op(
         self,
         op_id: int,
@@ -65,7 +70,8 @@ class NcclRank(Rank):
 
     def told(self) -> Trace:
         """Returns the trace with its communicator."""
-        described = Communicator(1, "0abc", "dp0", self.rank, self.world_size)
+        rank, size = self.rank % self.group_size, self.group_size
+        described = Communicator(1, f"0abc{self.rank // size}", "dp0", rank, size)
         return dataclasses.replace(self.trace(), communicators={1: described})
 
 
@@ -147,6 +153,17 @@ def test_foreign_calls_have_no_phase() -> None:
     rank.collective(0, MS, 2 * MS)
     rank.nccl_op(FOREIGN, 3 * MS, 4 * MS, 0)
     assert (row_of(analysed(rank)).phases, row_of(analysed(rank)).buckets) == ((), ())
+
+
+def test_communicators_of_the_same_name_wait_apart() -> None:
+    ranks = [NcclRank(number, 4, group_size=2) for number in range(4)]
+    for rank, begin in zip(ranks, (1, 3, 11, 12), strict=True):
+        end = 5 if rank.rank < 2 else 20
+        rank.nccl_op(FOREIGN, begin * MS, end * MS, 0)
+    row = row_of(analysed(*ranks))
+    assert (row.kind.communicator, row.kind.size, row.operations) == ("dp0", 2, 4)
+    assert row.times.wait_by_kernels_ms == row.times.wait_by_clocks_ms == (2 + 1) / 4
+    assert row.times.transfer_ms == (2 + 8) / 2
 
 
 @pytest.mark.parametrize("what", ["a rank", "an end", "an operation"])
