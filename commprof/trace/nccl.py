@@ -87,8 +87,9 @@ def nccl_ops(trace: Trace) -> NcclOps:
 class Transfers:
     """One row per channel of an operation whose data NCCL's proxy moved between two ranks."""
 
-    #: As in ``NcclOps``; 0 if the operation belongs to another process.
+    #: As in ``NcclOps``; 0 if the operation is not known.
     op_id: Ints
+    #: 0 if the operation belongs to another process.
     communicator: Ints
     peer: Ints
     channel: Ints

@@ -369,13 +369,21 @@ void nameFrom(Communicator& communicator, const Fields& fields, int rank) {
 // Begins events of the proxy. An event of another process's operation (PXN) has
 // that process's context and handles, which are not valid here.
 template <class Descriptor>
-Handle beginProxyEvent(const Descriptor& event) noexcept {
+Handle beginProxyEvent(
+    const Communicator* communicator,
+    const Descriptor& event) noexcept {
   const Handle parent = Handle::of(event.parent);
   if (event.type == kProxyStep) {
     return beginStep(parent, event.proxy_step.step);
   }
-  const bool own = event.proxy_op.pid == thisProcess();
-  return beginTransfer(own ? idOf(parent) : OperationId{}, event.proxy_op);
+  OperationId operation;
+  if (event.proxy_op.pid == thisProcess()) {
+    operation = idOf(parent);
+    if (operation.op_id == 0 && communicator != nullptr) {
+      operation.communicator = communicator->number;
+    }
+  }
+  return beginTransfer(operation, event.proxy_op);
 }
 
 // Events that are new in version 5.
@@ -394,9 +402,6 @@ Handle beginNewEvent(Communicator& communicator, const DescriptorV5& event) {
   }
 }
 
-// `communicator`: that of the event. An event of the proxy may belong to
-// another process (PXN): `communicator` is then not valid, so it is not read
-// for events of the proxy.
 template <class Descriptor>
 Handle beginEvent(Communicator* communicator, const Descriptor& event) {
   constexpr bool is_v3 = std::is_same_v<Descriptor, DescriptorV3>;
@@ -405,7 +410,8 @@ Handle beginEvent(Communicator* communicator, const Descriptor& event) {
     return {};
   }
   if (event.type == kProxyOp || event.type == kProxyStep) {
-    return isAsked(event.type) ? beginProxyEvent(event) : Handle{};
+    return isAsked(event.type) ? beginProxyEvent(communicator, event)
+                               : Handle{};
   }
   if (communicator == nullptr ||
       !communicator->open.load(std::memory_order_relaxed)) {
@@ -440,20 +446,17 @@ Handle beginEvent(Communicator* communicator, const Descriptor& event) {
 
 template <int version, class Descriptor>
 Result startEvent(void* context, void** handle, Descriptor* event) {
-  UserPlugin* user = UserPlugin::of(version);
-  if (user == nullptr) {
-    // Always set, because NCCL otherwise keeps the handle of an earlier event.
-    *handle = beginEvent(static_cast<Communicator*>(context), *event).pointer();
-    return kSuccess;
-  }
   Communicator* communicator = Communicator::of(context);
   const Handle ours = beginEvent(communicator, *event);
   void* users = nullptr;
-  if (communicator == nullptr && context != nullptr) {
-    users = user->start(context, *event);
-  } else if (communicator != nullptr && communicator->passed_on.load()) {
-    users = user->start(communicator->users_context.load(), *event);
+  if (UserPlugin* user = UserPlugin::of(version)) {
+    if (communicator == nullptr && context != nullptr) {
+      users = user->start(context, *event);
+    } else if (communicator != nullptr && communicator->passed_on.load()) {
+      users = user->start(communicator->users_context.load(), *event);
+    }
   }
+  // Always set, because NCCL otherwise keeps the handle of an earlier event.
   *handle = joinHandles(ours, users);
   return kSuccess;
 }

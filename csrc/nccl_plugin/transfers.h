@@ -16,7 +16,8 @@
 
 namespace commprof::nccl {
 
-// `operation`: empty if the operation belongs to another process.
+// `operation`: empty if the operation belongs to another process. It has only a
+// communicator if it is one of this process that is not known.
 Handle beginTransfer(
     const OperationId& operation,
     const ProxyOpFields& fields) noexcept;

@@ -383,7 +383,8 @@ def _links(recorded: Sequence[Trace]) -> tuple[list[NcclLink], int]:
     for trace in recorded:
         table = sends(trace)
         parts = _parts(table)
-        for_others += int((table.op_id == 0).sum() + (receives(trace).op_id == 0).sum())
+        for each in (table, receives(trace)):
+            for_others += int((each.communicator == 0).sum())
         for rows in _groups(table.communicator, table.peer):
             communicator = trace.communicators.get(int(table.communicator[rows[0]]))
             if communicator is None:

@@ -173,6 +173,20 @@ void takesOtherProcesses(
   CHECK_EQ(record.group, 0u);
 }
 
+// An operation that is not recorded, such as one of a new type of elements, has
+// no handle.
+void takesUnknownOperations(Player& player, const std::string& path) {
+  Transfer send(player, nullptr, true, 6, getpid());
+  send.post(0);
+  passUs(20);
+  send.done(0);
+  send.end();
+  const Record record = lastOf(Kind::kNcclSend, path);
+  CHECK_EQ(record.aux, 6u);
+  CHECK_EQ(record.op_id, 0u);
+  CHECK(record.group != 0); // it is not of another process
+}
+
 void checkSplit(const std::string& path) {
   for (const int version : {4, 6}) {
     Player player(version, nccl_player::tableOf(version));
@@ -183,6 +197,7 @@ void checkSplit(const std::string& path) {
     void* operation = player.launch(c, kReduce, nullptr);
     splitsSends(player, operation, path);
     splitsReceives(player, operation, path);
+    takesUnknownOperations(player, path);
     takesOtherProcesses(player, operation, path);
     player.finalize(c);
   }

@@ -257,6 +257,15 @@ def test_transfers_for_other_processes_are_counted_apart() -> None:
     assert row_of(found).split is None
 
 
+def test_transfers_of_operations_that_are_not_known_belong_to_the_link() -> None:
+    rank = NcclRank(0, 2)
+    rank.nccl_op(FOREIGN, MS, 2 * MS, 0)
+    rank.send(0, 1, 1000, 0, 0, 10)
+    found = analysed(rank)
+    assert (found.for_others, found.links[0].transfers) == (0, 1)
+    assert row_of(found).split is None
+
+
 def test_without_the_plugin_there_is_nothing() -> None:
     rank = NcclRank(0, 1)
     rank.collective(0, MS, 2 * MS)
