@@ -95,11 +95,7 @@ uint64_t Communicator::gpuToHost(uint64_t gpu_ns) noexcept {
   return clock_.toHost(gpu_ns);
 }
 
-void Communicator::begin(
-    uint64_t id,
-    const char* name,
-    int of_rank,
-    int of_ranks) {
+void Communicator::begin(int of_ranks) {
   const int room = of_ranks == kUnknown ? kPeersOfUnknown : of_ranks;
   if (room > room_.load()) {
     const int larger = std::max(room, 2 * room_.load());
@@ -120,9 +116,7 @@ void Communicator::begin(
     clock_ = GpuClock();
   }
   users_context.store(nullptr);
-  id_ = id;
-  name_ = name == nullptr ? "" : name;
-  rank.store(of_rank);
+  rank.store(kUnknown);
   ranks = of_ranks;
   generation.fetch_add(1);
   open.store(true);
@@ -138,12 +132,12 @@ void Communicator::describeSelf() const {
 }
 
 void Communicator::describe(Origin origin) {
-  if (isJoined()) {
-    return; // process groups come from capture
+  std::atomic<uint32_t>& group = groups[size_t(origin)];
+  if (isJoined() || group.load() != 0) {
+    return; // if joined, process groups come from capture
   }
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  std::atomic<uint32_t>& group = groups[size_t(origin)];
   if (group.load() != 0) {
     return;
   }
@@ -164,13 +158,13 @@ void Communicator::describe(Origin origin) {
   group.store(number);
 }
 
-namespace {
-
-Communicator* takeLocked(Registry& all) {
+Communicator* openCommunicator(int ranks) {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  Communicator* taken = nullptr;
   if (all.opened.size() >= size_t(kMaxCommunicators)) {
     return nullptr;
   }
-  Communicator* taken = nullptr;
   if (all.closed.size() > size_t(kQuarantine)) {
     taken = all.closed.front();
     all.closed.pop_front();
@@ -181,48 +175,11 @@ Communicator* takeLocked(Registry& all) {
   }
   all.opened.push_back(taken);
   taken->number = ++all.communicators;
+  taken->begin(ranks);
   return taken;
 }
 
-} // namespace
-
-Communicator* openCommunicator(
-    uint64_t id,
-    const char* name,
-    int rank,
-    int ranks) {
-  Communicator* opened = nullptr;
-  {
-    Registry& all = registry();
-    const std::lock_guard<std::mutex> lock(all.mutex);
-    for (const Communicator* other : all.opened) {
-      if (other->isOf(id)) {
-        return nullptr;
-      }
-    }
-    opened = takeLocked(all);
-    if (opened != nullptr) {
-      opened->begin(id, name, rank, ranks);
-    }
-  }
-  if (opened != nullptr) {
-    opened->describeSelf();
-    opened->describe(Origin::kCall);
-  }
-  return opened;
-}
-
-Communicator* openUnnamedCommunicator() {
-  Registry& all = registry();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  Communicator* opened = takeLocked(all);
-  if (opened != nullptr) {
-    opened->begin(0, nullptr, Communicator::kUnknown, Communicator::kUnknown);
-  }
-  return opened;
-}
-
-void nameCommunicator(
+bool nameCommunicator(
     Communicator& communicator,
     uint64_t id,
     const char* name,
@@ -231,12 +188,12 @@ void nameCommunicator(
     Registry& all = registry();
     const std::lock_guard<std::mutex> lock(all.mutex);
     if (communicator.rank.load() != Communicator::kUnknown) {
-      return;
+      return true;
     }
     for (const Communicator* other : all.opened) {
       if (other->isOf(id)) {
         communicator.open.store(false);
-        return;
+        return false;
       }
     }
     communicator.id_ = id;
@@ -245,6 +202,7 @@ void nameCommunicator(
   }
   communicator.describeSelf();
   communicator.describe(Origin::kCall);
+  return true;
 }
 
 bool closeCommunicator(Communicator& communicator) noexcept {

@@ -58,11 +58,11 @@ struct Communicator {
     return rank.load() != kUnknown && id_ == id;
   }
   // Used by the functions below this class.
-  void begin(uint64_t id, const char* name, int rank, int ranks);
+  void begin(int ranks);
   void describeSelf() const;
 
  private:
-  friend void nameCommunicator(Communicator&, uint64_t, const char*, int);
+  friend bool nameCommunicator(Communicator&, uint64_t, const char*, int);
 
   std::atomic<uint32_t> collectives_[2]{};
   // Counters [origin][sent?][peer], in arrays that double in size. Old arrays
@@ -80,17 +80,12 @@ struct Communicator {
 inline constexpr int kMaxCommunicators = 4096;
 inline constexpr int kQuarantine = 256;
 
-// Returns a communicator for init(); null if there are too many, or if this
-// process already has a rank of the same communicator, because a trace holds
-// one rank.
-Communicator* openCommunicator(
-    uint64_t id,
-    const char* name,
-    int rank,
-    int ranks);
-// The same for version 3, in which each operation names its communicator.
-Communicator* openUnnamedCommunicator();
-void nameCommunicator(
+// Returns a communicator for init(); null if there are too many.
+Communicator* openCommunicator(int ranks);
+// Names a communicator that has no name yet. In version 3, its first operation
+// does so. Returns false, and records nothing of it, if this process already
+// has a rank of the same communicator, because a trace holds one rank.
+bool nameCommunicator(
     Communicator& communicator,
     uint64_t id,
     const char* name,

@@ -107,7 +107,9 @@ struct P2pApiFields {
   bool graph_captured;
 };
 
-struct CollFields {
+// The fields of a collective by copy engines, with which those of each other
+// collective begin.
+struct CeCollFields {
   uint64_t seq; // counted per communicator and function
   const char* func;
   const void* send_buffer;
@@ -115,7 +117,10 @@ struct CollFields {
   size_t count;
   int root;
   const char* datatype;
-  uint8_t channels;
+};
+
+struct CollFields : CeCollFields {
+  uint8_t channels; // in version 3: the largest number that it may have
   uint8_t warps;
   const char* algorithm;
   const char* protocol;
@@ -127,17 +132,29 @@ struct P2pFields {
   const char* datatype;
   size_t count;
   int peer;
-  uint8_t channels;
+  uint8_t channels; // not set in version 3
+};
+
+// Version 3 names the communicator in each operation.
+template <class Fields>
+struct Named {
+  const char* communicator_name;
+  uint64_t communicator_id;
+  Fields fields;
 };
 
 // From version 5 on, the group of kernels is a field; in earlier versions it is
 // the parent.
-struct CollFieldsV5 : CollFields {
+template <class Fields>
+struct InGroup {
+  Fields fields;
   void* group;
 };
 
-struct P2pFieldsV5 : P2pFields {
-  void* group;
+// In version 4.
+template <class Fields>
+struct Alone {
+  Fields fields;
 };
 
 struct ProxyOpFields {
@@ -153,82 +170,34 @@ struct ProxyStepFields {
   int step;
 };
 
-struct CeCollFields {
-  uint64_t seq;
-  const char* func;
-  const void* send_buffer;
-  void* recv_buffer;
-  size_t count;
-  int root;
-  const char* datatype;
-};
-
 struct KernelChFields {
   uint8_t channel;
-  uint64_t gpu_ns; // the GPU's globaltimer at the start
+  uint64_t gpu_ns; // the GPU's globaltimer at the start; not set in version 3
 };
 
-// From version 5 on the type has 64 bits, and the parent of a Coll or P2p is
-// the call. Versions 5 to 7 added fields at the end of some events; those
-// fields are not used here.
-struct DescriptorV5 {
-  uint64_t type;
+// What an event is. Versions 5 to 7 added fields at the end of some events;
+// those fields are not used here.
+template <class EventType, template <class> class Operation>
+struct Descriptor {
+  EventType type;
   void* parent;
   int rank;
   union {
-    CollApiFields coll_api;
-    P2pApiFields p2p_api;
-    CollFieldsV5 coll;
-    P2pFieldsV5 p2p;
+    Operation<CollFields> coll;
+    Operation<P2pFields> p2p;
     ProxyOpFields proxy_op;
     ProxyStepFields proxy_step;
     KernelChFields kernel_ch;
+    // From version 5 on:
+    CollApiFields coll_api;
+    P2pApiFields p2p_api;
     CeCollFields ce_coll;
   };
 };
-
-struct DescriptorV4 {
-  uint8_t type;
-  void* parent;
-  int rank;
-  union {
-    CollFields coll;
-    P2pFields p2p;
-    ProxyOpFields proxy_op;
-    ProxyStepFields proxy_step;
-    KernelChFields kernel_ch;
-  };
-};
-
-// Version 3 names the communicator in each operation, tells only an upper bound
-// of the channels of an operation, and has no times of the GPU.
-struct CommunicatorFields {
-  const char* communicator_name;
-  uint64_t communicator_id;
-};
-
-struct CollFieldsV3 : CommunicatorFields, CollFields {};
-
-struct P2pFieldsV3 : CommunicatorFields {
-  const char* func;
-  void* buffer;
-  const char* datatype;
-  size_t count;
-  int peer;
-};
-
-struct DescriptorV3 {
-  uint8_t type;
-  void* parent;
-  int rank;
-  union {
-    CollFieldsV3 coll;
-    P2pFieldsV3 p2p;
-    ProxyOpFields proxy_op;
-    ProxyStepFields proxy_step;
-    KernelChFields kernel_ch; // its time is not set in version 3
-  };
-};
+using DescriptorV3 = Descriptor<uint8_t, Named>;
+using DescriptorV4 = Descriptor<uint8_t, Alone>;
+// The parent of a Coll or P2p is the call.
+using DescriptorV5 = Descriptor<uint64_t, InGroup>; // also of versions 6 and 7
 
 // The arguments of a state.
 union StateArgs {
@@ -240,11 +209,11 @@ using Logger = void (*)(int, unsigned long, const char*, int, const char*, ...);
 
 // The table that a plugin exports. NCCL may call all functions but init() and
 // finalize() from any thread, also from one of CUDA's callbacks.
-template <class Init, class Descriptor>
+template <class Init, class Event>
 struct Table {
   const char* name;
   Init init;
-  Result (*start_event)(void* context, void** handle, Descriptor* event);
+  Result (*start_event)(void* context, void** handle, Event* event);
   Result (*stop_event)(void* handle);
   Result (*record_event_state)(void* handle, int state, StateArgs* args);
   Result (*finalize)(void* context);

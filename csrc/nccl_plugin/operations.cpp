@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bitset>
 
 #include "base/clock.h"
 #include "core/recorder.h"
@@ -12,22 +13,22 @@ namespace commprof::nccl {
 
 namespace {
 
-class Bits {
- public:
-  // Returns false if the bit was already set.
-  bool set(uint8_t bit) noexcept {
-    uint64_t& word = words_[bit / 64];
-    const uint64_t mask = uint64_t(1) << (bit % 64);
-    const bool fresh = (word & mask) == 0;
-    word |= mask;
-    return fresh;
-  }
-  bool has(uint8_t bit) const noexcept {
-    return (words_[bit / 64] >> (bit % 64) & 1) != 0;
-  }
+// When the channels of an operation began, or ended.
+struct Moments {
+  std::bitset<kMaxChannels> channels;
+  uint8_t count = 0;
+  uint64_t first_ns = 0; // valid once `count` is above 0
+  uint64_t last_ns = 0;
 
- private:
-  uint64_t words_[kMaxChannels / 64]{};
+  void add(uint8_t channel, uint64_t time_ns) noexcept {
+    channels[channel] = true;
+    first_ns = count == 0 ? time_ns : std::min(first_ns, time_ns);
+    last_ns = std::max(last_ns, time_ns);
+    ++count;
+  }
+  uint64_t spreadNs() const noexcept {
+    return last_ns - first_ns;
+  }
 };
 
 // The operation in a slot.
@@ -36,20 +37,12 @@ struct Operation {
   Communicator* communicator = nullptr;
   uint32_t generation = 0; // generation of the communicator
   Launched launched;
-  Bits begun;
-  Bits ended;
-  uint8_t begun_count = 0;
-  uint8_t ended_count = 0;
+  Moments begins;
+  Moments ends;
   // A channel ended before it began, only some channels have times of the GPU,
   // or the GPU's clock was set meanwhile.
   bool contradictory = false;
   bool timed = false; // the times are the GPU's, not the host's
-  // The begins are valid once begun_count is above 0, the ends once ended_count
-  // is.
-  uint64_t first_begin = 0;
-  uint64_t last_begin = 0;
-  uint64_t first_end = 0;
-  uint64_t last_end = 0;
 };
 
 struct Slot {
@@ -84,17 +77,15 @@ void complete(Operation& operation) noexcept {
   operation.pending = false;
   Recorder& recorder = Recorder::instance();
   Record op = operation.launched.op;
-  op.timestamp_ns = onHost(operation, operation.first_begin);
+  op.timestamp_ns = onHost(operation, operation.begins.first_ns);
   // No kernel begins before its call or replay: the GPU's clock was set back.
   const auto after_ns = int64_t(op.timestamp_ns - operation.launched.issue_ns);
   if (after_ns < -GpuClock::kStrangeNs) {
     recordUntimed(operation.launched);
     return;
   }
-  op.value = onHost(operation, operation.last_end);
-  op.bytes_out = packed(
-      operation.last_begin - operation.first_begin,
-      operation.last_end - operation.first_end);
+  op.value = onHost(operation, operation.ends.last_ns);
+  op.bytes_out = packed(operation.begins.spreadNs(), operation.ends.spreadNs());
   op.flags = operation.timed ? kDeviceTime : 0;
   recorder.push(op);
   if (isJoined()) {
@@ -120,9 +111,9 @@ void settle(Operation& operation) noexcept {
   if (!operation.pending) {
     return;
   }
-  if (!operation.contradictory && operation.ended_count > 0 &&
-      operation.ended_count == operation.begun_count &&
-      operation.ended_count >= operation.launched.channels.least &&
+  if (!operation.contradictory && operation.ends.count > 0 &&
+      operation.ends.count == operation.begins.count &&
+      operation.ends.count >= operation.launched.channels.least &&
       isCurrent(operation)) {
     complete(operation);
     return;
@@ -192,26 +183,19 @@ Handle beginChannel(Handle handle, uint8_t channel, uint64_t gpu_ns) noexcept {
   Slot& slot = g_slots[handle.slot()];
   const Held held(slot.used);
   Operation* operation = pendingOf(slot, handle);
-  if (operation == nullptr || !operation->begun.set(channel)) {
+  if (operation == nullptr || operation->begins.channels[channel]) {
     return {};
   }
-  if (operation->begun_count == 0) {
+  if (operation->begins.count == 0) {
     operation->timed = gpu_ns != 0;
   }
   operation->contradictory |= operation->timed != (gpu_ns != 0) ||
       (gpu_ns != 0 && !operation->communicator->sawGpuTime(gpu_ns, now_ns));
-  const uint64_t time_ns = operation->timed ? gpu_ns : now_ns;
-  operation->first_begin = operation->begun_count == 0
-      ? time_ns
-      : std::min(operation->first_begin, time_ns);
-  operation->last_begin = std::max(operation->last_begin, time_ns);
-  ++operation->begun_count;
+  operation->begins.add(channel, operation->timed ? gpu_ns : now_ns);
   return {Tag::kChannel, channel, handle.slot(), handle.use()};
 }
 
-namespace {
-
-void end(Handle handle, uint64_t gpu_ns, bool timed) noexcept {
+void endChannel(Handle handle, uint64_t gpu_ns) noexcept {
   if (handle.tag() != Tag::kChannel || handle.slot() >= kOperations) {
     return;
   }
@@ -219,35 +203,22 @@ void end(Handle handle, uint64_t gpu_ns, bool timed) noexcept {
   Slot& slot = g_slots[handle.slot()];
   const Held held(slot.used);
   Operation* operation = pendingOf(slot, handle);
-  if (operation == nullptr || operation->timed != timed ||
-      !operation->begun.has(handle.channel()) ||
-      !operation->ended.set(handle.channel())) {
+  if (operation == nullptr || !operation->begins.channels[handle.channel()] ||
+      operation->ends.channels[handle.channel()]) {
     return;
   }
-  const uint64_t time_ns = timed ? gpu_ns : now_ns;
-  operation->contradictory |= time_ns < operation->first_begin;
-  if (timed && !operation->contradictory) {
+  const uint64_t time_ns = operation->timed ? gpu_ns : now_ns;
+  operation->contradictory |=
+      operation->timed != (gpu_ns != 0) || time_ns < operation->begins.first_ns;
+  if (operation->timed && !operation->contradictory) {
     operation->contradictory =
         !operation->communicator->sawGpuTime(gpu_ns, now_ns);
   }
-  operation->first_end = operation->ended_count == 0
-      ? time_ns
-      : std::min(operation->first_end, time_ns);
-  operation->last_end = std::max(operation->last_end, time_ns);
-  if (++operation->ended_count == operation->launched.channels.most &&
+  operation->ends.add(handle.channel(), time_ns);
+  if (operation->ends.count == operation->launched.channels.most &&
       !operation->contradictory) {
     complete(*operation);
   }
-}
-
-} // namespace
-
-void endChannel(Handle channel, uint64_t gpu_ns) noexcept {
-  end(channel, gpu_ns, true);
-}
-
-void endUntimedChannel(Handle channel) noexcept {
-  end(channel, 0, false);
 }
 
 void settleOperations(const Communicator* communicator) noexcept {

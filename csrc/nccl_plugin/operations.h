@@ -53,8 +53,6 @@ Handle beginChannel(
     uint8_t channel,
     uint64_t gpu_ns) noexcept;
 void endChannel(Handle channel, uint64_t gpu_ns) noexcept;
-// The same for the end of a channel whose begin had no known time.
-void endUntimedChannel(Handle channel) noexcept;
 
 // Gives up all operations, or those of one communicator.
 void settleOperations(const Communicator* communicator) noexcept;

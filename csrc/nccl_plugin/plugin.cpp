@@ -89,9 +89,13 @@ Communicator* openRecorded(const Opening& opening) {
     openRun(launched.value_or(Place{opening.rank, opening.ranks}));
   }
   setFirstRank((launched ? launched->rank : opening.rank) == 0);
-  return version == 3
-      ? openUnnamedCommunicator()
-      : openCommunicator(opening.id, opening.name, opening.rank, opening.ranks);
+  Communicator* opened = openCommunicator(opening.ranks);
+  if (version > 3 && opened != nullptr &&
+      !nameCommunicator(*opened, opening.id, opening.name, opening.rank)) {
+    closeCommunicator(*opened);
+    return nullptr;
+  }
+  return opened;
 }
 
 template <int version>
@@ -295,44 +299,33 @@ uint8_t channelsWithData(uint64_t size, uint8_t channels) noexcept {
   return uint8_t((size + part - 1) / part);
 }
 
-Told told(const CollFields& coll) noexcept {
+Told told(const CollFields& coll, bool is_v3) noexcept {
+  // Version 3 reports only the largest number of channels that it may have.
+  const uint8_t least = is_v3 ? 1 : coll.channels;
   return {
       coll.func,
       coll.datatype,
       coll.count,
       coll.root,
-      {coll.channels, coll.channels},
+      {coll.channels, least},
       codeIn(kAlgorithms, coll.algorithm),
       codeIn(kProtocols, coll.protocol)};
 }
 
-Told told(const P2pFields& p2p) noexcept {
+Told told(const P2pFields& p2p, bool is_v3) noexcept {
   const uint64_t size = p2p.count * kDatatypes[datatypeOf(p2p.datatype)].bytes;
-  const uint8_t least = channelsWithData(size, p2p.channels);
-  return {p2p.func, p2p.datatype, p2p.count, p2p.peer, {p2p.channels, least}};
-}
-
-// Version 3 reports only the largest number of channels that a collective may
-// have.
-Told told(const CollFieldsV3& coll) noexcept {
-  Told of_coll = told(static_cast<const CollFields&>(coll));
-  of_coll.channels.least = 1;
-  return of_coll;
-}
-
-Told told(const P2pFieldsV3& p2p) noexcept {
-  return {p2p.func, p2p.datatype, p2p.count, p2p.peer, {0, 1}};
+  const Channels channels = is_v3
+      ? Channels{0, 1}
+      : Channels{p2p.channels, channelsWithData(size, p2p.channels)};
+  return {p2p.func, p2p.datatype, p2p.count, p2p.peer, channels};
 }
 
 // Copy engines run no kernel, so there are no times of channels.
-Handle beginCeColl(
-    Communicator& communicator,
-    const CeCollFields& coll,
-    Handle parent) noexcept {
+Told told(const CeCollFields& coll) noexcept {
   Told of_coll{coll.func, coll.datatype, coll.count, coll.root, {}};
   of_coll.algorithm = codeIn(kAlgorithms, "COPY_ENGINE");
   of_coll.has_kernel = false;
-  return begin(communicator, of_coll, parent);
+  return of_coll;
 }
 
 // Returns the call that this thread is making. Its op_id is that of the
@@ -368,10 +361,10 @@ void nameFrom(Communicator& communicator, const Fields& fields, int rank) {
 
 // Begins events of the proxy. An event of another process's operation (PXN) has
 // that process's context and handles, which are not valid here.
-template <class Descriptor>
+template <class Event>
 Handle beginProxyEvent(
     const Communicator* communicator,
-    const Descriptor& event) noexcept {
+    const Event& event) noexcept {
   const Handle parent = Handle::of(event.parent);
   if (event.type == kProxyStep) {
     return beginStep(parent, event.proxy_step.step);
@@ -386,26 +379,10 @@ Handle beginProxyEvent(
   return beginTransfer(operation, event.proxy_op);
 }
 
-// Events that are new in version 5.
-Handle beginNewEvent(Communicator& communicator, const DescriptorV5& event) {
-  switch (event.type) {
-    case kCollApi:
-      return beginCall(
-          communicator, event.coll_api.datatype, event.coll_api.graph_captured);
-    case kP2pApi:
-      return beginCall(
-          communicator, event.p2p_api.datatype, event.p2p_api.graph_captured);
-    case kCeColl:
-      return beginCeColl(communicator, event.ce_coll, Handle::of(event.parent));
-    default:
-      return {};
-  }
-}
-
-template <class Descriptor>
-Handle beginEvent(Communicator* communicator, const Descriptor& event) {
-  constexpr bool is_v3 = std::is_same_v<Descriptor, DescriptorV3>;
-  constexpr bool is_v5 = std::is_same_v<Descriptor, DescriptorV5>;
+template <class Event>
+Handle beginEvent(Communicator* communicator, const Event& event) {
+  constexpr bool is_v3 = std::is_same_v<Event, DescriptorV3>;
+  constexpr bool is_v5 = std::is_same_v<Event, DescriptorV5>;
   if (!isRecording()) {
     return {};
   }
@@ -420,32 +397,39 @@ Handle beginEvent(Communicator* communicator, const Descriptor& event) {
   const Handle parent = Handle::of(event.parent);
   // Before version 5 the parent of an operation is the group of kernels.
   const Handle call = is_v5 ? parent : Handle{};
-  switch (event.type) {
+  switch (uint64_t(event.type)) {
     case kColl:
       if constexpr (is_v3) {
         nameFrom(*communicator, event.coll, event.rank);
       }
-      return begin(*communicator, told(event.coll), call);
+      return begin(*communicator, told(event.coll.fields, is_v3), call);
     case kP2p:
       if constexpr (is_v3) {
         nameFrom(*communicator, event.p2p, event.rank);
       }
-      return begin(*communicator, told(event.p2p), call);
+      return begin(*communicator, told(event.p2p.fields, is_v3), call);
     case kKernelCh:
       return beginChannel(
           parent, event.kernel_ch.channel, is_v3 ? 0 : event.kernel_ch.gpu_ns);
+    case kCollApi:
+      return beginCall(
+          *communicator,
+          event.coll_api.datatype,
+          event.coll_api.graph_captured);
+    case kP2pApi:
+      return beginCall(
+          *communicator, event.p2p_api.datatype, event.p2p_api.graph_captured);
+    case kCeColl:
+      return begin(*communicator, told(event.ce_coll), call);
     default:
-      if constexpr (is_v5) {
-        return beginNewEvent(*communicator, event);
-      }
       return {};
   }
 }
 
 // ---- What NCCL calls, for this plugin and for the user's
 
-template <int version, class Descriptor>
-Result startEvent(void* context, void** handle, Descriptor* event) {
+template <int version, class Event>
+Result startEvent(void* context, void** handle, Event* event) {
   Communicator* communicator = Communicator::of(context);
   const Handle ours = beginEvent(communicator, *event);
   void* users = nullptr;
@@ -461,24 +445,31 @@ Result startEvent(void* context, void** handle, Descriptor* event) {
   return kSuccess;
 }
 
+// Calls `tell` with the user's plugin and its handle, if it has one.
+template <int version, class Tell>
+Result tellUser(void* pointer, Tell tell) {
+  if (UserPlugin* user = UserPlugin::of(version)) {
+    if (void* users = usersHandle(pointer)) {
+      tell(*user, users);
+    }
+  }
+  return kSuccess;
+}
+
 // When NCCL stops the event of a call or of an operation, the operation has
 // only been enqueued.
 template <int version>
 Result stopEvent(void* pointer) {
   const Handle handle = Handle::of(pointer);
   if (version == 3 && isOn()) {
-    endUntimedChannel(handle); // no effect on other handles
+    endChannel(handle, 0); // no effect on other handles
   } else if (handle.tag() == Tag::kStep && isOn()) {
     endStep(handle);
   } else if (handle.tag() == Tag::kTransfer && isOn()) {
     endTransfer(handle);
   }
-  if (UserPlugin* user = UserPlugin::of(version)) {
-    if (void* users = usersHandle(pointer)) {
-      user->stop(users);
-    }
-  }
-  return kSuccess;
+  return tellUser<version>(
+      pointer, [](UserPlugin& user, void* users) { user.stop(users); });
 }
 
 template <int version>
@@ -491,20 +482,17 @@ Result recordEventState(void* pointer, int state, StateArgs* args) {
   } else if (handle.tag() == Tag::kStep) {
     recordStepState(handle, state, args);
   }
-  if (UserPlugin* user = UserPlugin::of(version)) {
-    if (void* users = usersHandle(pointer)) {
-      user->record(users, state, args);
-    }
-  }
-  return kSuccess;
+  return tellUser<version>(pointer, [&](UserPlugin& user, void* users) {
+    user.record(users, state, args);
+  });
 }
 
-template <int version, class Init, class Descriptor>
-constexpr Table<Init, Descriptor> tableOf(Init init) {
+template <int version, class Init, class Event>
+constexpr Table<Init, Event> tableOf(Init init) {
   return {
       kPluginName,
       init,
-      startEvent<version, Descriptor>,
+      startEvent<version, Event>,
       stopEvent<version>,
       recordEventState<version>,
       finalize<version>};

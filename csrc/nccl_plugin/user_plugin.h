@@ -48,8 +48,8 @@ class UserPlugin {
   }
   // Returns the user's handle; null if NCCL would not report the event to the
   // user's plugin. `event` is unchanged after the call.
-  template <class Descriptor>
-  void* start(void* context, Descriptor& event) noexcept;
+  template <class Event>
+  void* start(void* context, Event& event) noexcept;
   void stop(void* handle) noexcept {
     table_->stop_event(handle);
   }
@@ -84,8 +84,8 @@ class UserPlugin {
 
 // ---- Members of the template above
 
-template <class Descriptor>
-void* UserPlugin::start(void* context, Descriptor& event) noexcept {
+template <class Event>
+void* UserPlugin::start(void* context, Event& event) noexcept {
   if (!wants(event.type)) {
     followMask(); // the mask may have changed meanwhile
     return nullptr;
@@ -98,7 +98,7 @@ void* UserPlugin::start(void* context, Descriptor& event) noexcept {
   event.parent = foreign ? parent : usersHandle(parent);
   void** group = nullptr;
   void* group_given = nullptr;
-  if constexpr (std::is_same_v<Descriptor, DescriptorV5>) {
+  if constexpr (std::is_same_v<Event, DescriptorV5>) {
     if (event.type == kColl || event.type == kP2p) {
       group = event.type == kColl ? &event.coll.group : &event.p2p.group;
       group_given = std::exchange(*group, usersHandle(*group));

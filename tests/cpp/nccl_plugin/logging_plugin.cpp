@@ -18,7 +18,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "nccl_plugin/interface.h"
@@ -44,21 +43,21 @@ struct Context {
   std::vector<std::string> lines;
   int events = 0;
 };
-struct Event {
+struct Logged {
   Context* context;
   int number;
 };
 // Never freed, so that a handle is recognised at any later time.
 std::vector<std::unique_ptr<Context>> g_contexts;
-std::vector<std::unique_ptr<Event>> g_events;
+std::vector<std::unique_ptr<Logged>> g_events;
 Context g_foreign{"of other processes", {}, 0};
 Context g_without_context{"without context", {}, 0};
 
-void* handleOf(const Event* event, size_t place) {
+void* handleOf(const Logged* event, size_t place) {
   return g_odd ? reinterpret_cast<void*>(2 * place + 1)
-               : const_cast<Event*>(event);
+               : const_cast<Logged*>(event);
 }
-const Event* eventOf(void* handle) {
+const Logged* eventOf(void* handle) {
   for (size_t i = g_events.size(); i > 0; --i) {
     if (handleOf(g_events[i - 1].get(), i - 1) == handle) {
       return g_events[i - 1].get();
@@ -93,36 +92,30 @@ Result init(void** context, int* mask, const char* name, int ranks, int rank) {
   return kSuccess;
 }
 
-std::string fieldsOf(const CollFields& coll) {
-  return std::string(coll.func) + " " + std::to_string(coll.count) + " " +
-      coll.datatype + " " + std::to_string(coll.channels) + " " +
-      coll.algorithm;
-}
 #if VERSION == 3
-using Descriptor = DescriptorV3;
+using Event = DescriptorV3;
 #elif VERSION == 4
-using Descriptor = DescriptorV4;
+using Event = DescriptorV4;
 #else
-using Descriptor = DescriptorV5;
+using Event = DescriptorV5;
 #endif
-std::string operationOf(const Descriptor& event) {
-  return event.type == kColl ? fieldsOf(event.coll)
-                             : std::string(event.p2p.func);
-}
-template <class Event>
-std::string groupOf(const Event& event) {
-  if constexpr (std::is_same_v<Event, DescriptorV5>) {
-    return " of " +
-        numberOf(event.type == kColl ? event.coll.group : event.p2p.group);
+template <class Operation>
+std::string groupOf(const Operation& operation) {
+  if constexpr (requires { operation.group; }) {
+    return " of " + numberOf(operation.group);
   }
   return "";
 }
 
-std::string fieldsOf(const Descriptor& event) {
+std::string fieldsOf(const Event& event) {
+  const CollFields& coll = event.coll.fields;
   switch (event.type) {
     case kColl:
+      return std::string(coll.func) + " " + std::to_string(coll.count) + " " +
+          coll.datatype + " " + std::to_string(coll.channels) + " " +
+          coll.algorithm + groupOf(event.coll);
     case kP2p:
-      return operationOf(event) + groupOf(event);
+      return event.p2p.fields.func + groupOf(event.p2p);
     case kProxyOp:
       return "peer " + std::to_string(event.proxy_op.peer);
     case kKernelCh:
@@ -132,7 +125,7 @@ std::string fieldsOf(const Descriptor& event) {
   }
 }
 
-Result start(void* given, void** handle, Descriptor* event) {
+Result start(void* given, void** handle, Event* event) {
   if (g_any) {
     static std::atomic<uint64_t> number{0};
     const uint64_t next = number++;
@@ -156,7 +149,7 @@ Result start(void* given, void** handle, Descriptor* event) {
         g_mask, int(std::strtol(later, nullptr, 0)), __ATOMIC_RELAXED);
   }
   g_events.push_back(
-      std::make_unique<Event>(Event{context, ++context->events}));
+      std::make_unique<Logged>(Logged{context, ++context->events}));
   context->lines.push_back(
       std::to_string(context->events) + " begins: type " +
       std::to_string(event->type) + " rank " + std::to_string(event->rank) +
@@ -172,7 +165,7 @@ void logged(void* handle, const std::string& what) {
     return;
   }
   const std::lock_guard<std::mutex> lock(g_mutex);
-  const Event* event = eventOf(handle);
+  const Logged* event = eventOf(handle);
   event->context->lines.push_back(std::to_string(event->number) + what);
 }
 Result stop(void* handle) {
@@ -243,8 +236,8 @@ Result initTable(
 #define COMMPROF_JOINED(name, version) name##version
 #define COMMPROF_TABLE(version) COMMPROF_JOINED(ncclProfiler_v, version)
 
-extern "C" __attribute__((
-    visibility("default"))) Table<decltype(&initTable), Descriptor>
-    COMMPROF_TABLE(VERSION);
-Table<decltype(&initTable), Descriptor> COMMPROF_TABLE(
+extern "C"
+    __attribute__((visibility("default"))) Table<decltype(&initTable), Event>
+        COMMPROF_TABLE(VERSION);
+Table<decltype(&initTable), Event> COMMPROF_TABLE(
     VERSION) = {"logging", initTable, start, stop, record, finalize};

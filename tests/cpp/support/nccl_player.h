@@ -6,7 +6,6 @@
 
 #include <cstring>
 #include <string>
-#include <type_traits>
 
 #include "base/clock.h"
 #include "nccl_plugin/interface.h"
@@ -23,9 +22,9 @@ using namespace commprof::nccl;
 
 // At least as large as NCCL's descriptor: NCCL's adapters also copy fields that
 // the plugin does not use.
-template <class Descriptor>
+template <class Event>
 struct Wide {
-  Descriptor event;
+  Event event;
   char more[256];
   Wide() {
     std::memset(static_cast<void*>(this), 0, sizeof(*this));
@@ -93,12 +92,10 @@ class Player {
     const bool message = isMessage(func);
     return start(
         message ? kP2pApi : kCollApi, c.context, group, [&](auto& event) {
-          if constexpr (std::is_same_v<decltype(event), DescriptorV5&>) {
-            if (message) {
-              event.p2p_api = {func, count, datatype, nullptr, captured};
-            } else {
-              event.coll_api = {func, count, datatype, 0, nullptr, captured};
-            }
+          if (message) {
+            event.p2p_api = {func, count, datatype, nullptr, captured};
+          } else {
+            event.coll_api = {func, count, datatype, 0, nullptr, captured};
           }
         });
   }
@@ -124,46 +121,24 @@ class Player {
       void* call,
       uint64_t seq = 0,
       void* group = nullptr) {
-    const CollFields coll{
-        seq,
-        o.func,
-        nullptr,
-        nullptr,
-        o.count,
-        o.root_or_peer,
-        o.datatype,
-        o.channels,
-        8,
-        "RING",
-        "SIMPLE"};
+    const CeCollFields common{
+        seq, o.func, nullptr, nullptr, o.count, o.root_or_peer, o.datatype};
+    const CollFields coll{common, o.channels, 8, "RING", "SIMPLE"};
     const P2pFields p2p{
         o.func, nullptr, o.datatype, o.count, o.root_or_peer, o.channels};
     const bool message = isMessage(o.func);
     const auto describe = [&](auto& event) {
       event.rank = c.rank;
-      if constexpr (std::is_same_v<decltype(event), DescriptorV3&>) {
-        if (message) {
-          event.p2p = {
-              {c.name.c_str(), c.id},
-              o.func,
-              nullptr,
-              o.datatype,
-              o.count,
-              o.root_or_peer};
-        } else {
-          event.coll = {{c.name.c_str(), c.id}, coll};
+      const auto fill = [&](auto& operation, const auto& fields) {
+        operation.fields = fields;
+        if constexpr (requires { operation.communicator_id; }) {
+          operation.communicator_name = c.name.c_str();
+          operation.communicator_id = c.id;
+        } else if constexpr (requires { operation.group; }) {
+          operation.group = group;
         }
-      } else if constexpr (std::is_same_v<decltype(event), DescriptorV4&>) {
-        if (message) {
-          event.p2p = p2p;
-        } else {
-          event.coll = coll;
-        }
-      } else if (message) {
-        event.p2p = {p2p, group};
-      } else {
-        event.coll = {coll, group};
-      }
+      };
+      message ? fill(event.p2p, p2p) : fill(event.coll, coll);
     };
     return start(
         message ? kP2p : kColl, c.context, hasCalls() ? call : group, describe);
@@ -195,9 +170,7 @@ class Player {
   }
   void* beginStep(void* context, void* proxy_op, int step) {
     return start(kProxyStep, context, proxy_op, [&](auto& event) {
-      if constexpr (!std::is_same_v<decltype(event), DescriptorV3&>) {
-        event.proxy_step = {step};
-      }
+      event.proxy_step = {step};
     });
   }
   // `value`: bytes, or a time of the GPU.
