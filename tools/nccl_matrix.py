@@ -17,7 +17,6 @@ Prints a Markdown table, and each error on stderr. Exits with 1 if there is an e
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import subprocess
 import sys
@@ -33,12 +32,13 @@ from tests.support.nccl_runs import (
     Times,
     differences,
     logged,
+    play,
     played,
     recorded,
 )
 
-#: For each version of the interface, the first available release with it; and the newest release.
-RELEASES = ("2.26.2", "2.27.5", "2.28.9", "2.29.7", "2.30.7", "2.32.3")
+#: For each version of the interface, a release that chooses it; and the newest release.
+RELEASES = ("2.26.2", "2.27.5", "2.28.9", "2.29.7", "2.30.7", "2.31.2", "2.32.3")
 OLDEST = 3
 COMMPROF = "libnccl-profiler-commprof.so"
 PLACE = {"RANK": "0", "WORLD_SIZE": "2"}
@@ -99,14 +99,9 @@ def through(
     tree: Path, plugin: str, library: Path, address: str, newest: int, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Plays calls to a plugin through a library's loader; with LOGGED set, all kinds of events."""
-    arguments = ["through", str(library), str(tree / plugin), address, str(newest)]
-    return subprocess.run(
-        [str(tree / "test_nccl_plugin"), *arguments, *["all"] * ("LOGGED" in environment)],
-        env={**os.environ, **PLACE, "COMMPROF_NCCL": "kernels", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    arguments = ["through", library, tree / plugin, address, newest]
+    arguments += ["all"] * ("LOGGED" in environment)
+    return play(tree / "test_nccl_plugin", *arguments, check=False, **PLACE, **environment)
 
 
 def passed_on(

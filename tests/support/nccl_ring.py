@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from commprof.analysis.collectives.nccl import NcclWorld
 from commprof.analysis.run import analyse_in_detail
+from tests.support.nccl_runs import play
 
 
 @dataclass(frozen=True)
@@ -29,18 +28,10 @@ def simulate(player: Path, out: Path, ranks: int, seed: int, slow: int) -> list[
     """Plays all ranks, one after the other; the link from rank ``slow`` to the next is slow."""
     # The simulated times are ahead of the real clock, else the recorder's waits would end at once.
     base_ns = time.monotonic_ns() + 1000 * 10**9
-    environment = {"COMMPROF_OUT": str(out), "PATH": os.environ["PATH"]}
     result = []
     for rank in range(ranks):
-        numbers = map(str, (rank, ranks, base_ns, seed, slow))
-        done = subprocess.run(
-            [player, "simulate", *numbers],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        )
+        numbers = (rank, ranks, base_ns, seed, slow)
+        done = play(player, "simulate", *numbers, COMMPROF_OUT=str(out))
         link, waits, transfer = (line.split()[1:] for line in done.stdout.splitlines())
         result.append(RankTruth(*map(float, (*link, *waits, *transfer))))
     return result

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +83,21 @@ class NcclOp:
     times: Times
     spread_ns: int
     on_gpu: bool
+
+
+def play(
+    player: Path, *arguments: object, check: bool = True, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a player with these arguments, in an environment that has no other launcher's rank."""
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "TMPDIR")}
+    return subprocess.run(
+        [player, *map(str, arguments)],
+        env={"COMMPROF_NCCL": "kernels", **kept, **environment},
+        capture_output=True,
+        text=True,
+        check=check,
+        timeout=120,
+    )
 
 
 def played(text: str) -> dict[Operation, Played]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,15 @@ from commprof.trace import columns
 from commprof.trace.ring import owner_path, remove_orphans
 from tests.support.machines.core_tests import build
 from tests.support.nccl_ring import analysed, largest_error, simulate
-from tests.support.nccl_runs import Operation, Times, differences, launched, played, recorded
+from tests.support.nccl_runs import (
+    Operation,
+    Times,
+    differences,
+    launched,
+    play,
+    played,
+    recorded,
+)
 
 pytestmark = pytest.mark.timeout(1800)  # the first one builds
 
@@ -30,15 +37,7 @@ def player() -> Path:
 def run(
     player: Path, version: int, mode: str = "play", **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "TMPDIR")}
-    return subprocess.run(
-        [player, mode, str(version)],
-        env={"COMMPROF_NCCL": "kernels", **kept, **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    return play(player, mode, version, **environment)
 
 
 @pytest.mark.parametrize("version", [3, 4, 5, 6, 7])
@@ -214,15 +213,9 @@ def test_without_a_launcher_the_first_communicator_is_the_job(player: Path, tmp_
 
 def test_a_plugin_that_nccl_has_closed_still_writes_its_trace(player: Path, tmp_path: Path) -> None:
     build("", "nccl-profiler-commprof")
-    environment = {"COMMPROF_OUT": str(tmp_path), "RANK": "0", "WORLD_SIZE": "2"}
-    done = subprocess.run(
-        [player, "loaded", player.parent / "libnccl-profiler-commprof.so", "6"],
-        env={"COMMPROF_NCCL": "kernels", **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    plugin = player.parent / "libnccl-profiler-commprof.so"
+    place = {"RANK": "0", "WORLD_SIZE": "2"}
+    done = play(player, "loaded", plugin, 6, COMMPROF_OUT=str(tmp_path), **place)
     trace, found = recorded(tmp_path / "rank_0.trace")
     assert differences(played(done.stdout), found, on_gpu=True) == []
     assert (trace.complete, trace.problems) == (True, ())
@@ -231,13 +224,7 @@ def test_a_plugin_that_nccl_has_closed_still_writes_its_trace(player: Path, tmp_
 def test_a_killed_process_leaves_all_its_calls(player: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     place = {"RANK": "0", "WORLD_SIZE": "2"}
-    killed = subprocess.run(
-        [player, "play", "6", "kill"],
-        env={"COMMPROF_OUT": str(out), **place},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    killed = play(player, "play", 6, "kill", check=False, COMMPROF_OUT=str(out), **place)
     assert killed.returncode == -signal.SIGKILL
     trace, found = recorded(out / "rank_0.trace")
     expected = played(killed.stdout)

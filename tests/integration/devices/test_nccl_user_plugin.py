@@ -6,7 +6,6 @@ calls it directly is compared with what it logs when commprof's plugin calls it.
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -15,12 +14,12 @@ import pytest
 from commprof.trace.columns import of_kinds
 from commprof.trace.schema import Kind
 from tests.support.machines.core_tests import build
-from tests.support.nccl_runs import differences, logged, played, recorded
+from tests.support.nccl_runs import differences, logged, play, played, recorded
 
 pytestmark = pytest.mark.timeout(1800)  # the first one builds
 
 VERSIONS = (3, 4, 5, 6, 7)
-PLACE = {"RANK": "0", "WORLD_SIZE": "2", "COMMPROF_NCCL": "kernels"}
+PLACE = {"RANK": "0", "WORLD_SIZE": "2"}
 #: Mask of the kinds of events for which NCCL Inspector asks: Coll and KernelCh.
 INSPECTOR = "0x42"
 
@@ -31,18 +30,11 @@ def tree() -> Path:
     return build("", "test_nccl_plugin", "nccl-profiler-commprof", *logging)
 
 
-def play(
+def loaded(
     tree: Path, plugin: str, version: int, *mode: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "TMPDIR")}
-    return subprocess.run(
-        [tree / "test_nccl_plugin", "loaded", tree / plugin, str(version), *mode],
-        env={**kept, **PLACE, **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    player = tree / "test_nccl_plugin"
+    return play(player, "loaded", tree / plugin, version, *mode, **PLACE, **environment)
 
 
 def both_logs(
@@ -59,8 +51,8 @@ def both_logs(
     """
     name = f"liblogging-v{version}.so"
     alone, behind = folder / "alone", folder / "behind"
-    play(tree, name, version, "all", LOGGED=str(alone), **environment)
-    done = play(
+    loaded(tree, name, version, "all", LOGGED=str(alone), **environment)
+    done = loaded(
         tree,
         "libnccl-profiler-commprof.so",
         asked,
@@ -108,7 +100,7 @@ def test_its_faults_change_nothing(tree: Path, tmp_path: Path, version: int, fau
 @pytest.mark.parametrize("fault", ["", "init", "errors", "null", "odd"])
 @pytest.mark.parametrize("version", VERSIONS)
 def test_commprof_records_as_if_alone(tree: Path, tmp_path: Path, version: int, fault: str) -> None:
-    done = play(
+    done = loaded(
         tree,
         "libnccl-profiler-commprof.so",
         version,
@@ -169,7 +161,7 @@ def test_it_is_found_as_nccl_finds_a_plugin(
     tree: Path, tmp_path: Path, name: str, asked: int, said: str
 ) -> None:
     (tmp_path / "libnccl-profiler-of-mine.so").symlink_to(tree / "liblogging-v4.so")
-    done = play(
+    done = loaded(
         tree,
         "libnccl-profiler-commprof.so",
         asked,
