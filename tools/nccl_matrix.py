@@ -48,7 +48,7 @@ def main() -> int:
     """Checks each library with each version of the interface that it can ask for."""
     parser = argparse.ArgumentParser(description="Plays NCCL's calls through NVIDIA's libraries.")
     parser.add_argument("releases", nargs="*", default=RELEASES, metavar="RELEASE")
-    parser.add_argument("--keep", type=Path, help="folder of the wheels, kept (1.9 GB for all)")
+    parser.add_argument("--keep", type=Path, help="folder of the wheels, kept (2.1 GB for all)")
     options = parser.parse_args()
     logging = [f"logging-v{version}" for version in range(OLDEST, 8)]
     tree = build("", "test_nccl_plugin", "nccl-profiler-commprof", *logging)

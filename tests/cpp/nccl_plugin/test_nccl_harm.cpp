@@ -39,6 +39,34 @@ using nccl_player::tableOf;
 
 namespace {
 
+// Of this thread, while it counts them.
+thread_local bool t_counts = false;
+thread_local int t_allocations = 0;
+thread_local int t_locks = 0;
+
+} // namespace
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+void* operator new(size_t size) {
+  t_allocations += t_counts ? 1 : 0;
+  return std::malloc(size);
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, size_t) noexcept {
+  std::free(memory);
+}
+extern "C" int pthread_mutex_lock(pthread_mutex_t* mutex) noexcept {
+  static const auto lock = reinterpret_cast<int (*)(pthread_mutex_t*)>(
+      dlsym(RTLD_NEXT, "pthread_mutex_lock"));
+  t_locks += t_counts ? 1 : 0;
+  return lock(mutex);
+}
+#endif
+
+namespace {
+
 // Plays random events. The handles that they pass are those of earlier events,
 // or random numbers.
 void playAtRandom(Player& player, Communicator& c, uint64_t seed, int events) {
@@ -319,6 +347,28 @@ void survivesAborts() {
   player.finalize(next);
 }
 
+// Once a thread has its ring, calls and kernels cost it no memory and no lock.
+void takesNoLocks() {
+  for (const int version : {3, 4, 5, 6, 7}) {
+    Player player(version, tableOf(version));
+    Communicator c{nullptr, 0x3300u + uint64_t(version), "", 2, 0};
+    player.init(c);
+    for (const bool counts : {false, true}) {
+      t_counts = counts;
+      for (int i = 0; i < 100; ++i) {
+        void* captured = player.call(c, "AllReduce", "ncclInt8", 100, true);
+        player.launch(c, kReduceGradients, captured);
+        player.launch(c, {"Send", "ncclInt8", 100, 1, 2}, nullptr);
+        playCollective(player, c);
+      }
+      t_counts = false;
+    }
+    player.finalize(c);
+  }
+  CHECK_EQ(t_allocations, 0);
+  CHECK_EQ(t_locks, 0);
+}
+
 // An operation that is never completed loses its slot to a later one.
 void boundsWhatIsPending() {
   Player player(6, tableOf(6));
@@ -358,6 +408,7 @@ int main(int count, char** arguments) {
     survives({uint64_t(version), version, 4, events, 300});
   }
   takesOneRankOfEach();
+  takesNoLocks();
   keepsTheMask();
   boundsWhatIsPending();
   survivesAborts();
