@@ -23,6 +23,7 @@ import sys
 import tempfile
 import zipfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from tests.support.machines.core_tests import build
@@ -32,6 +33,7 @@ from tests.support.nccl_runs import (
     Times,
     differences,
     logged,
+    of_unknown_size,
     play,
     played,
     recorded,
@@ -157,20 +159,17 @@ def as_told(
     result = {}
     count: Counter[tuple[str, int]] = Counter()
     for operation, times in all_played.items():
-        values = dict(vars(operation))
+        seen = operation
         if version < 5:
-            values["group"] = operation.group.removesuffix(" replays")
             message = operation.op in ("send", "recv")
             key = (operation.op, operation.peer) if message else ("", 0)
-            values["seq"] = count[key]
+            group = operation.group.removesuffix(" replays")
+            seen = replace(operation, group=group, seq=count[key])
             count[key] += 1
         if version == 3:
-            values["group"] = values["group"] if newest == 3 else "0" * 16
-            if operation.op == "all_gather_into_tensor":
-                values["bytes_out"] = 0
-            elif operation.op == "reduce_scatter_tensor":
-                values["bytes_in"] = 0
-        result[Operation(**values)] = times
+            seen = of_unknown_size(seen)
+            seen = seen if newest == 3 else replace(seen, group="0" * 16)
+        result[seen] = times
     return result
 
 

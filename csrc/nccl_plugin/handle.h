@@ -4,8 +4,11 @@
 // user's own plugin (user_plugin.h) may be addresses.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 namespace commprof::nccl {
 
@@ -81,6 +84,41 @@ inline Turn nextTurn(std::atomic<uint64_t>& taken, uint32_t slots) noexcept {
   const uint64_t ticket = taken.fetch_add(1, std::memory_order_relaxed);
   return {uint32_t(ticket % slots), uint32_t(ticket / slots) & kUseMask};
 }
+
+// A value in a slot that any thread may read while another thread replaces it.
+// All zero bytes are a valid object that holds no value.
+template <class Value>
+class ValueOfUse {
+ public:
+  // `use`: that of the value's handle.
+  void write(const Value& value, uint32_t use) noexcept {
+    std::array<uint64_t, kWords> words{};
+    std::memcpy(words.data(), &value, sizeof(value));
+    written_.store(0, std::memory_order_seq_cst);
+    for (size_t i = 0; i < kWords; ++i) {
+      words_[i].store(words[i], std::memory_order_release);
+    }
+    written_.store(use + 1, std::memory_order_release);
+  }
+
+  // Returns false if the slot holds no value of this use.
+  bool read(Value& value, uint32_t use) const noexcept {
+    std::array<uint64_t, kWords> words;
+    const uint32_t before = written_.load(std::memory_order_acquire);
+    for (size_t i = 0; i < kWords; ++i) {
+      words[i] = words_[i].load(std::memory_order_acquire);
+    }
+    const uint32_t after = written_.load(std::memory_order_acquire);
+    std::memcpy(static_cast<void*>(&value), words.data(), sizeof(value));
+    return before == after && before == use + 1;
+  }
+
+ private:
+  static_assert(std::is_trivially_copyable_v<Value>);
+  static constexpr size_t kWords = (sizeof(Value) + 7) / 8;
+  std::atomic<uint32_t> written_{0}; // use of the value plus 1; 0: being set
+  std::array<std::atomic<uint64_t>, kWords> words_{};
+};
 
 // Holds a slot for a few instructions.
 class Held {

@@ -12,12 +12,8 @@ namespace {
 
 constexpr uint32_t kUsersOnly = 1 << 14; // handles that look like tags
 
-// The handle of the user's plugin beside that of this plugin. When the slot is
-// reused, any thread may read an entry while another thread writes it.
-struct HandlePair {
-  std::atomic<uint32_t> use; // `use` of the handle plus 1; 0: being set
-  std::atomic<void*> users;
-};
+// The handle of the user's plugin, beside that of this plugin.
+using UsersHandle = ValueOfUse<void*>;
 
 // For each tag: its number of slots, and of handles in each slot.
 struct Room {
@@ -46,12 +42,12 @@ constexpr std::array<size_t, 9> kFirst = [] {
 }();
 
 // Mapped when a plugin is loaded; pages take memory when they are first used.
-std::atomic<HandlePair*> g_pairs{nullptr};
+std::atomic<UsersHandle*> g_pairs{nullptr};
 std::atomic<uint64_t> g_users_only{0};
 
-HandlePair* pairOf(Handle handle) noexcept {
+UsersHandle* pairOf(Handle handle) noexcept {
   const Room& room = kRooms[size_t(handle.tag())];
-  HandlePair* pairs = g_pairs.load(std::memory_order_acquire);
+  UsersHandle* pairs = g_pairs.load(std::memory_order_acquire);
   if (pairs == nullptr || handle.slot() >= room.slots ||
       handle.channel() >= room.of_slot) {
     return nullptr;
@@ -68,7 +64,7 @@ void mapHandlePairs() {
   }
   void* mapped = mmap(
       nullptr,
-      kFirst.back() * sizeof(HandlePair),
+      kFirst.back() * sizeof(UsersHandle),
       PROT_READ | PROT_WRITE,
       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
       -1,
@@ -76,7 +72,7 @@ void mapHandlePairs() {
   if (mapped == MAP_FAILED) {
     throw std::runtime_error("there is no memory for its handles");
   }
-  g_pairs.store(static_cast<HandlePair*>(mapped));
+  g_pairs.store(static_cast<UsersHandle*>(mapped));
 }
 
 void* joinHandles(Handle ours, void* users) noexcept {
@@ -90,10 +86,8 @@ void* joinHandles(Handle ours, void* users) noexcept {
     const Turn turn = nextTurn(g_users_only, kUsersOnly);
     ours = {Tag::kUsers, 0, turn.slot, turn.use};
   }
-  if (HandlePair* pair = pairOf(ours)) {
-    pair->use.store(0, std::memory_order_seq_cst);
-    pair->users.store(users, std::memory_order_release);
-    pair->use.store(ours.use() + 1, std::memory_order_release);
+  if (UsersHandle* pair = pairOf(ours)) {
+    pair->write(users, ours.use());
   }
   return ours.pointer();
 }
@@ -103,14 +97,9 @@ void* usersHandle(void* joined) noexcept {
   if (handle.tag() == Tag::kNone) {
     return joined;
   }
-  const HandlePair* pair = pairOf(handle);
-  if (pair == nullptr) {
-    return nullptr;
-  }
-  const uint32_t before = pair->use.load(std::memory_order_acquire);
-  void* users = pair->users.load(std::memory_order_acquire);
-  const uint32_t after = pair->use.load(std::memory_order_acquire);
-  return before == after && before == handle.use() + 1 ? users : nullptr;
+  const UsersHandle* pair = pairOf(handle);
+  void* users = nullptr;
+  return pair != nullptr && pair->read(users, handle.use()) ? users : nullptr;
 }
 
 } // namespace commprof::nccl

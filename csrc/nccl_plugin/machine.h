@@ -7,7 +7,9 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <string>
+#include <system_error>
 
 #include "base/json_string.h"
 
@@ -32,9 +34,8 @@ inline std::string firstLineOf(const std::string& path) {
 }
 
 inline std::string linkOf(const char* path) {
-  char target[256];
-  const ssize_t length = readlink(path, target, sizeof(target));
-  return length > 0 ? std::string(target, size_t(length)) : "";
+  std::error_code error;
+  return std::filesystem::read_symlink(path, error).string();
 }
 
 inline std::string cpuModel() {

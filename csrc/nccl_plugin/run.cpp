@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -16,6 +17,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <system_error>
+#include <vector>
 
 #include "base/clock.h"
 #include "core/recorder.h"
@@ -48,37 +50,30 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-int wholeNumber(const std::string& text) {
-  const bool digits = !text.empty() && text.size() <= 9 &&
+// Returns -1 if a text is no whole number of so many digits.
+int64_t wholeNumber(const std::string& text, size_t most_digits = 9) {
+  const bool digits = !text.empty() && text.size() <= most_digits &&
       text.find_first_not_of("0123456789") == std::string::npos;
-  return digits ? std::atoi(text.c_str()) : -1;
+  return digits ? std::atoll(text.c_str()) : -1;
 }
 
-template <class... Name>
-std::string listOf(const Name&... names) {
+std::string listOf(const std::vector<std::string>& names) {
   std::string list;
-  ((list += (list.empty() ? "" : ", ") + jsonString(std::string(names))), ...);
-  return "[" + list + "]";
-}
-
-std::string datatypesJson() {
-  std::string list;
-  for (const DatatypeName& datatype : kDatatypes) {
-    list +=
-        (list.empty() ? "" : ", ") + jsonString(std::string(datatype.torch));
+  for (const std::string& name : names) {
+    list += (list.empty() ? "" : ", ") + jsonString(name);
   }
   return "[" + list + "]";
 }
 
-#define COMMPROF_NAME(name, ...) COMMPROF_FIRST(__VA_ARGS__)
-#define COMMPROF_FIRST(text, ...) , text
-
-// Returns all names in a table of record.h; the table's macro puts a comma
-// before each name.
-template <class... Name>
-std::string tableOf(int, const Name&... names) {
-  return listOf(names...);
+std::string datatypesJson() {
+  std::vector<std::string> names;
+  for (const DatatypeName& datatype : kDatatypes) {
+    names.emplace_back(datatype.torch);
+  }
+  return listOf(names);
 }
+
+#define COMMPROF_NAME(name, text, ...) text, // for a table of record.h
 
 // Keys that the metadata and the owner file of the rings have in common.
 std::string processJson() {
@@ -98,11 +93,11 @@ std::string metadataJson(
     int attempt,
     const std::string& ring_prefix,
     const std::string& process) {
-  const int local_rank = wholeNumber(variable("LOCAL_RANK"));
+  const int64_t local_rank = wholeNumber(variable("LOCAL_RANK"));
   const std::string elastic = variable("TORCHELASTIC_RUN_ID");
   return "{\"rank\": " + std::to_string(place.rank) +
       ", \"world_size\": " + std::to_string(place.world_size) +
-      ", \"local_rank\": " + std::to_string(local_rank < 0 ? 0 : local_rank) +
+      ", \"local_rank\": " + std::to_string(std::max(local_rank, int64_t(0))) +
       ", \"restart_count\": " + std::to_string(attempt) + ", " + process +
       ", \"main_thread\": " + std::to_string(Recorder::threadId()) +
       ", \"command\": " + commandJson() +
@@ -111,9 +106,9 @@ std::string metadataJson(
       ", \"ring_prefix\": " +
       jsonString(ring_prefix) +
       ", \"record_bytes\": " + std::to_string(sizeof(Record)) +
-      ", \"kinds\": " + tableOf(0 COMMPROF_KINDS(COMMPROF_NAME)) +
-      ", \"ops\": " + tableOf(0 COMMPROF_OPS(COMMPROF_NAME)) +
-      ", \"phases\": " + tableOf(0 COMMPROF_PHASES(COMMPROF_NAME)) +
+      ", \"kinds\": " + listOf({COMMPROF_KINDS(COMMPROF_NAME)}) +
+      ", \"ops\": " + listOf({COMMPROF_OPS(COMMPROF_NAME)}) +
+      ", \"phases\": " + listOf({COMMPROF_PHASES(COMMPROF_NAME)}) +
       ", \"dtypes\": " + datatypesJson() +
       ", \"hooks\": [], \"elastic_run_id\": " + jsonString(elastic) + "}";
 }
@@ -302,10 +297,11 @@ std::optional<Place> placeFromLauncher() {
     if (*names.needed != 0 && std::getenv(names.needed) == nullptr) {
       return std::nullopt;
     }
-    const int rank = wholeNumber(variable(names.rank));
-    const int size = wholeNumber(variable(names.world_size));
-    return rank >= 0 && rank < size ? std::optional<Place>({rank, size})
-                                    : std::nullopt;
+    const int64_t rank = wholeNumber(variable(names.rank));
+    const int64_t size = wholeNumber(variable(names.world_size));
+    return rank >= 0 && rank < size
+        ? std::optional<Place>({int(rank), int(size)})
+        : std::nullopt;
   };
   for (const Names& names : kTorchrunAndMpi) {
     if (const std::optional<Place> launched = place(names)) {
@@ -313,10 +309,8 @@ std::optional<Place> placeFromLauncher() {
     }
   }
   // Slurm's own steps, which are no tasks of srun, have ids just below 2**32.
-  const std::string step = variable("SLURM_STEP_ID");
-  const bool digits = !step.empty() && step.size() <= 10 &&
-      step.find_first_not_of("0123456789") == std::string::npos;
-  if (digits && std::atoll(step.c_str()) < 0xffff'fff0) {
+  const int64_t step = wholeNumber(variable("SLURM_STEP_ID"), 10);
+  if (step >= 0 && step < 0xffff'fff0) {
     const bool of_step = std::getenv("SLURM_STEP_NUM_TASKS") != nullptr;
     const char* tasks = of_step ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
     if (const auto launched = place({"SLURM_PROCID", tasks, ""})) {
@@ -339,8 +333,8 @@ void openRun(const Place& place) {
   std::filesystem::create_directories(given);
   // Made absolute, because the program may change its working directory.
   const std::string directory = std::filesystem::absolute(given).string();
-  const int restarts = wholeNumber(variable("TORCHELASTIC_RESTART_COUNT"));
-  const int attempt = restarts < 0 ? 0 : restarts;
+  const auto attempt = int(std::max(
+      wholeNumber(variable("TORCHELASTIC_RESTART_COUNT")), int64_t(0)));
   const std::string path = directory + "/rank_" + std::to_string(place.rank) +
       (attempt == 0 ? "" : ".attempt_" + std::to_string(attempt)) + ".trace";
   claim(path);

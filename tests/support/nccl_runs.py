@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +48,13 @@ class Operation:
     dtype: str
     bytes_in: int
     bytes_out: int
+
+
+def of_unknown_size(operation: Operation) -> Operation:
+    """Returns the operation with 0 for the bytes that depend on the number of ranks."""
+    if operation.op == "all_gather_into_tensor":
+        return replace(operation, bytes_out=0)
+    return replace(operation, bytes_in=0) if "scatter" in operation.op else operation
 
 
 @dataclass(frozen=True)

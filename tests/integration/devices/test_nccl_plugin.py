@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,10 @@ from commprof.trace.ring import owner_path, remove_orphans
 from tests.support.machines.core_tests import build
 from tests.support.nccl_ring import analysed, largest_error, simulate
 from tests.support.nccl_runs import (
-    Operation,
     Times,
     differences,
     launched,
+    of_unknown_size,
     play,
     played,
     recorded,
@@ -47,7 +46,7 @@ def test_every_operation_with_its_times(player: Path, version: int, tmp_path: Pa
     trace, found = recorded(tmp_path / "run" / "rank_1.trace")
     expected = played(done.stdout)
     if version == 3:  # the operations' rows are known, but not the number of ranks
-        expected = {_of_unknown_size(operation): times for operation, times in expected.items()}
+        expected = {of_unknown_size(operation): times for operation, times in expected.items()}
     assert differences(expected, found, on_gpu=version >= 4) == []
     assert (trace.complete, trace.dropped, trace.problems) == (True, 0, ())
     assert (trace.rank, trace.metadata["world_size"]) == (1, 2)
@@ -88,13 +87,6 @@ def test_inside_capture_they_belong_to_its_operations(
         assert (row.spread_ns > 0) == (truth.channels > 1) or message
     assert {c.label for c in trace.communicators.values()} == {"dp0"}
     assert not trace.groups
-
-
-def _of_unknown_size(operation: Operation) -> Operation:
-    """Returns the operation with 0 for the bytes that depend on the number of ranks."""
-    if operation.op == "all_gather_into_tensor":
-        return replace(operation, bytes_out=0)
-    return replace(operation, bytes_in=0) if "scatter" in operation.op else operation
 
 
 def test_ten_replays_are_ten_of_each_collective(player: Path, tmp_path: Path) -> None:
