@@ -20,10 +20,7 @@ class GpuClock {
   // Returns false if the clock was set since the readings before: then the
   // times of this reading cannot be converted yet.
   bool add(uint64_t host_ns, uint64_t gpu_ns) noexcept;
-  bool known() const noexcept {
-    return points_ > 0;
-  }
-  // Call it only if known() is true.
+  // Requires an earlier call of add().
   uint64_t toHost(uint64_t gpu_ns) const noexcept;
 
   // The window: the lowest difference of each bucket. kBuckets buckets of

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,9 @@ def test_every_operation_with_its_times(player: Path, version: int, tmp_path: Pa
     assert (trace.rank, trace.metadata["world_size"]) == (1, 2)
     names = {group.name: (group.description, group.rank) for group in trace.groups.values()}
     assert names["0000000000000abc"] == ("dp0", 1)
+    replayed = Counter(o.op for o in found if o.group == "0000000000000abc replays")
+    ten_of_each = {"all_reduce": 20, "reduce_scatter_tensor": 10}
+    assert replayed == (ten_of_each if version >= 5 else {})
 
 
 @pytest.mark.parametrize("version", [4, 6, 7])
@@ -87,16 +91,6 @@ def test_inside_capture_they_belong_to_its_operations(
         assert (row.spread_ns > 0) == (truth.channels > 1) or message
     assert {c.label for c in trace.communicators.values()} == {"dp0"}
     assert not trace.groups
-
-
-def test_ten_replays_are_ten_of_each_collective(player: Path, tmp_path: Path) -> None:
-    run(player, 6, COMMPROF_OUT=str(tmp_path), RANK="0", WORLD_SIZE="2")
-    _, found = recorded(tmp_path / "rank_0.trace")
-    replayed = [o for o in found if o.group == "0000000000000abc replays"]
-    assert sorted(o.seq for o in replayed) == list(range(30))
-    assert sum(o.op == "all_reduce" for o in replayed) == 20
-    assert sum(o.op == "reduce_scatter_tensor" for o in replayed) == 10
-    assert all(found[o].end_ns > found[o].begin_ns > 0 for o in replayed)
 
 
 def report(run_directory: Path, *options: str) -> str:
@@ -171,6 +165,7 @@ def test_what_it_cannot_do_switches_it_off_with_one_line(
 @pytest.mark.parametrize(
     "launcher",
     [
+        {},  # the first communicator is the job
         {"RANK": "1", "WORLD_SIZE": "4", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"},
         {"RANK": "4", "WORLD_SIZE": "4", "PMI_RANK": "3", "PMI_SIZE": "8"},
         {
@@ -195,12 +190,6 @@ def test_the_rank_is_that_of_all_commands(
     expected = (0, 2) if place is None else (place.rank, place.world_size)
     assert (trace.rank, trace.metadata["world_size"]) == expected
     assert path.name == f"rank_{expected[0]}.trace"
-
-
-def test_without_a_launcher_the_first_communicator_is_the_job(player: Path, tmp_path: Path) -> None:
-    run(player, 6, COMMPROF_OUT=str(tmp_path))
-    trace, _ = recorded(tmp_path / "rank_0.trace")
-    assert (trace.rank, trace.metadata["world_size"]) == (0, 2)
 
 
 def test_a_plugin_that_nccl_has_closed_still_writes_its_trace(player: Path, tmp_path: Path) -> None:
