@@ -286,7 +286,8 @@ def _rows(
     ops = of_ranks.recorded
     magnitude = np.ceil(np.log2(np.maximum(ops.size_bytes, 1))).astype(np.int64)
     rows = []
-    for part in _groups(of_ranks.communicator, ops.op, ops.algorithm, ops.protocol, magnitude):
+    communicator = (of_ranks.communicator, of_ranks.size)
+    for part in _groups(*communicator, ops.op, ops.algorithm, ops.protocol, magnitude):
         first = part[0]
         joined = Counter(of_ranks.phase[part][of_ranks.phase[part] >= 0].tolist())
         keys = set(zip(of_ranks.rank[part].tolist(), ops.op_id[part].tolist(), strict=True))

@@ -166,6 +166,13 @@ def test_communicators_of_the_same_name_wait_apart() -> None:
     assert row.times.transfer_ms == (2 + 8) / 2
 
 
+def test_communicators_of_the_same_name_and_other_sizes_are_other_rows() -> None:
+    ranks = [NcclRank(0, 6, group_size=2), NcclRank(3, 6, group_size=3)]
+    for rank in ranks:
+        rank.nccl_op(FOREIGN, MS, 2 * MS, 0)
+    assert {row.kind.size: row.operations for row in analysed(*ranks).rows} == {2: 1, 3: 1}
+
+
 @pytest.mark.parametrize("what", ["a rank", "an end", "an operation"])
 def test_waits_are_not_known_if_something_is_missing(what: str) -> None:
     ranks = []
