@@ -21,7 +21,10 @@ bool GpuClock::add(uint64_t host_ns, uint64_t gpu_ns) noexcept {
     strange_since_ns_ = host_ns;
   }
   const bool lasts = side > 0 || int64_t(host_ns - strange_since_ns_) > kLateNs;
-  if (side != 0 && ++strange_ >= kStrangeInARow && lasts) {
+  near_ += side == 0 ? 1 : 0;
+  // The first readings may have been late: the line is not certain yet.
+  const bool corrects = side > 0 && near_ < uint64_t(kStrangeInARow);
+  if (corrects || (side != 0 && ++strange_ >= kStrangeInARow && lasts)) {
     begin(gpu, difference, bucket);
     return true;
   }
@@ -63,6 +66,7 @@ void GpuClock::begin(
   newest_ = bucket;
   next_ = 0;
   points_ = 1;
+  near_ = 0;
   side_ = 0;
   window_[0] = through_ = {gpu_ns, difference_ns};
   drift_ = 0.0;

@@ -52,6 +52,8 @@ class GpuClock {
   uint64_t newest_ = 0; // bucket of the newest point
   int points_ = 0;
   int next_ = 0; // next place in the ring
+  // Number of differences since begin() that were not strange.
+  uint64_t near_ = 0;
   int side_ = 0; // 1: the last difference was strange and below the line
   int strange_ = 0; // number of strange differences in a row on that side
   uint64_t strange_since_ns_ = 0; // host's time of the first of them
