@@ -40,6 +40,8 @@ TRAINING_IMPORTS = ("torch._dynamo",)
 
 _SHUTDOWN_TIMEOUT_S = 5  # in seconds; a rank that ignores the signal is killed after this time
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals for the ranks: schedulers warn with them, and a rank changes its mode."""
 _LOGGERS = ("torch.distributed", "torch.multiprocessing")
 
 
@@ -67,7 +69,8 @@ def launch(
 
     Raises UsageError before anything is started, RankFailedError for the first rank that failed,
     CommprofError if the rendezvous failed or the system refused an operation, such as writing a
-    file. A signal ends the ranks and is then raised again.
+    file. A signal ends the ranks and is then raised again; SIGUSR1 and SIGUSR2 are passed on to the
+    ranks, unless this process has a handler for them.
     """
     plan = check(job, rendezvous)
     job_path = job.directory / "job.json"
@@ -339,11 +342,17 @@ def _log_file(log_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def _signal_handlers() -> Iterator[None]:
-    """Restores the signal handlers, which torch's launcher replaces without restoring them."""
+    """Passes signals on to the ranks, and restores the handlers that torch's launcher replaces.
+
+    The launcher would die of SIGUSR1 and SIGUSR2, and its ranks would go on without it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    before = {number: signal.getsignal(number) for number in (*_SIGNALS, *_PASSED_ON)}
+    for number in _PASSED_ON:
+        if before[number] == signal.SIG_DFL:
+            signal.signal(number, _pass_on)
     try:
         yield
     finally:
@@ -361,14 +370,29 @@ def kill_lost_ranks() -> None:
     Called when torch's launcher has given up and has ended the ranks that it knows. Does nothing
     if the kernel does not list children (``CONFIG_PROC_CHILDREN``).
     """
+    for pid in _ranks_of_scripts():
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)  # torch gives each rank its own session
+
+
+def _pass_on(number: int, _frame: object) -> None:
+    """Sends a signal that this process got to all ranks: those of a script and forked ones."""
+    server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    forked = [] if server is None else _children(server)
+    for pid in [*_ranks_of_scripts(), *forked]:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _ranks_of_scripts() -> list[int]:
+    """Returns the IDs of this process's children that torch's launcher started as ranks."""
+    ranks = []
     for pid in _children():
-        try:
+        with suppress(OSError):  # the process has ended
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:
-            continue  # the process has ended
-        if any(variable.startswith(_OF_RANKS) for variable in variables):
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)  # torch gives each rank its own session
+            if any(variable.startswith(_OF_RANKS) for variable in variables):
+                ranks.append(pid)
+    return ranks
 
 
 def _children(process: int | str = "self") -> list[int]:

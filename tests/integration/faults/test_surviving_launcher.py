@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -75,6 +76,31 @@ def test_a_launcher_that_gets_sigint_or_sigterm_ends_its_ranks(
     assert errors == {
         "2": "interrupted" if number is signal.SIGINT else "the launcher was ended by SIGTERM"
     }
+
+
+def test_sigusr2_of_the_launcher_changes_the_mode_of_its_ranks(running: Launched) -> None:
+    ranks = running.pids()
+    running.process.send_signal(signal.SIGUSR2)
+    control = running.run / "control"
+    limit = time.monotonic() + 20
+    while not control.exists():
+        assert running.process.poll() is None, running.err
+        assert time.monotonic() < limit, "no change of mode"
+        time.sleep(0.1)
+    assert control.read_text() == "off\n"
+    time.sleep(2)  # both ranks have read it; neither changes the mode once more
+    assert control.read_text() == "off\n"
+    assert running.process.poll() is None
+    assert not any(gone(pid) for pid in ranks)
+
+
+def test_a_launcher_leaves_no_rank_if_ranks_die_of_sigusr1(running: Launched) -> None:
+    ranks = running.pids()
+    running.process.send_signal(signal.SIGUSR1)
+    assert running.process.wait(60) > 0, "the launcher is not killed by the signal itself"
+    assert await_gone(ranks) == []
+    errors = json.loads((running.run / "run.json").read_text())["errors"]
+    assert "SIGUSR1" in errors["2"], errors
 
 
 def test_after_an_out_of_memory_kill_records_are_kept_and_the_cause_is_named(
