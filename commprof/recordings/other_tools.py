@@ -48,9 +48,10 @@ _TOOLS: Final = (
         "which measure MPI's own collectives, not those of torch",
     ),
     (
-        rb"Comm\. Op\s+Message Size\s+Count\s|comm op: \w+ \| time \(ms\)",
+        rb"Comm\. Op\s+Message Size\s+Count\s|comm op: [^\r\n]{1,300} \| time \(ms\)",
         "a log of DeepSpeed's communication logger",
-        "which rounds sizes and does not tell ranks or hosts",
+        "which rounds sizes, does not tell ranks or hosts, and (0.19.8) adds the times of all "
+        "earlier calls to each",
     ),
     (
         rb"size\(B\)\s+count\(elems\)\s+type\s+time",

@@ -30,6 +30,13 @@ OTHERS = [
     ("osu.txt", OSU, "is a result of the OSU Micro-Benchmarks, which do not tell how many ranks"),
     ("train.log", DEEPSPEED, "is a log of DeepSpeed's communication logger, which rounds sizes"),
     (
+        "verbose.log",
+        "[2026-11-30 19:40:01,123] [INFO] [logging.py:107:log_dist] [Rank 0] comm op: all_reduce | "
+        "[Caller Func: train_batch] | time (ms): 1049.29 | msg size: 1.0 MB | "
+        "algbw (Gbps): 0.02 | busbw (Gbps): 0.01\n",
+        "does not tell ranks or hosts, and (0.19.8) adds the times of all earlier calls to each",
+    ),
+    (
         "imb.out",
         "#    Intel(R) MPI Benchmarks 2021.3, MPI-1 part\n",
         "is a result of the Intel MPI Benchmarks",
