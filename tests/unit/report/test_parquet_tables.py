@@ -373,3 +373,19 @@ def test_the_queries_of_the_documentation_answer_in_duckdb(
     assert found[0]["busbw_gb_per_s"] is None  # of one rank
     # Bucket 0 takes 10 ms, bucket 1 takes 20.
     assert found[1]["busbw_gb_per_s"] == pytest.approx(1.5 * (0.4 + 0.2) / 2)
+
+
+def test_a_sum_of_bytes_in_duckdb_is_exact_where_it_is_cast_as_documented(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    duckdb: Any = pytest.importorskip("duckdb", reason="needs duckdb: pip install duckdb")
+    monkeypatch.chdir(tables.parent)
+    assert "`sum(size_bytes)::BIGINT` is exact" in DOCS.read_text()
+    files = "read_parquet('tables/collectives/**/*.parquet')"
+    sums = f"SELECT sum(size_bytes) AS plain, sum(size_bytes)::BIGINT AS exact FROM {files}"
+    found = duckdb.sql(sums).fetchnumpy()
+    assert {name: str(column.dtype) for name, column in found.items()} == {
+        "plain": "float64",
+        "exact": "int64",
+    }
+    assert found["exact"].tolist() == [4_000_000 * (2 * 8 + 4 * 2 * 11)]
