@@ -164,8 +164,9 @@ ASYNCHRONOUS = (
     "# a checkpoint: every rank calls this, and writes its part in the background\n"
     "from torch.distributed.checkpoint import async_save\n\n"
     'group = torch.distributed.new_group(backend="gloo")  # once; no other calls use it\n'
-    'saving = async_save({"model": YOUR_MODEL.state_dict()}, checkpoint_id=YOUR_FOLDER,\n'
-    "                    process_group=group)\n"
+    "# in a folder of its own: killed while it writes over another, it leaves a mixture of both\n"
+    'saving = async_save({"model": YOUR_MODEL.state_dict()},\n'
+    '                    checkpoint_id=f"{YOUR_FOLDER}/{YOUR_STEP}", process_group=group)\n'
     "# before the next checkpoint: saving.result()\n"
     "# an evaluation: each rank evaluates its part, then all_reduce the sums;\n"
     "# a log: every 1000 steps"

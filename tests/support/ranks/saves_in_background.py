@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
@@ -16,9 +15,9 @@ from commprof.analysis.causes.rank_alone import ASYNCHRONOUS
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 model = DistributedDataParallel(nn.Linear(64, 64))
-for number in range(2):
-    folder = os.path.join(sys.argv[1], str(number))
-    scope: dict[str, Any] = {"torch": torch, "YOUR_MODEL": model, "YOUR_FOLDER": folder}
+for step in range(2):
+    scope: dict[str, Any] = {"torch": torch, "YOUR_MODEL": model, "YOUR_STEP": step}
+    scope["YOUR_FOLDER"] = sys.argv[1]
     exec(compile(ASYNCHRONOUS, "fix", "exec"), scope)
     for _ in range(20):
         model(torch.ones(2, 64)).sum().backward()

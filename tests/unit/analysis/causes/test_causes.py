@@ -536,6 +536,7 @@ def test_a_rank_that_works_alone_now_and_then_is_named() -> None:
     assert "an evaluation) every 5 steps" in cause.sentence
     assert "in the background keeps nobody waiting: this saves up to 26.7 %" in cause.sentence
     assert "async_save" in cause.fix
+    assert "{YOUR_FOLDER}/{YOUR_STEP}" in cause.fix, "a save over another leaves a mixture"
     # Six of 30 steps of 33 ms are 60 ms longer, and 30 ms if both ranks do half of the work.
     assert saved(cause) == pytest.approx(6 * 30 / (30 * 33 + 6 * 60), abs=5e-3)
 
