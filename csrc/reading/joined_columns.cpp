@@ -14,7 +14,7 @@ py::ssize_t rowsOfOneValue(const py::typing::List<py::array>& columns) {
       return -1;
     }
     const auto& column = *py::detail::array_proxy(item.ptr());
-    if (column.nd != 1) {
+    if (py::reinterpret_borrow<py::array>(item).ndim() != 1) {
       return -1;
     }
     if (column.dimensions[0] == 0) {
