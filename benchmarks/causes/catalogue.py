@@ -127,6 +127,9 @@ _LIMIT_S = 180
 _RANKS = 2
 #: Steps of a turn, and turns of each script. The first turn is a warm-up.
 _TURN_STEPS, _TURNS = 10, 7
+#: Steps of a recorded run. Without the first step, which is a warm-up, what a job does every tenth
+#: step is in as large a part of them as of the turns.
+_STEPS = _TURNS * _TURN_STEPS + 1
 
 
 def main() -> int:
@@ -250,7 +253,7 @@ def _words(job: str, directory: Path) -> list[str]:
 
 def _run(job: str, fixed: bool, directory: Path) -> dict[str, Any]:
     """Runs one job under commprof; returns the causes and steps from its JSON result."""
-    environment = _environment(fixed)
+    environment = {**_environment(fixed), "STEPS": str(_STEPS)}
     _called(_words(job, directory), environment, spare_count=_RANKS)
     report = ["-m", "commprof", "report", str(directory), "--format", "json"]
     result = json.loads(_called(report, environment))
