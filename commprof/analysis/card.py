@@ -20,6 +20,7 @@ from commprof.analysis.detail import WorldDetail
 from commprof.analysis.evidence import Figure
 from commprof.analysis.exchange import SmallCalls
 from commprof.analysis.findings import PYTHON_BRIEF, briefs, captured_in_python
+from commprof.analysis.late.anomalies import STEP
 from commprof.analysis.late.incidents import Incidents
 from commprof.analysis.late.slower_ranks import SlowerRanks
 from commprof.analysis.late.stragglers import LateRank, fell_behind
@@ -328,7 +329,12 @@ def _command_to_inspect(run: str, late: CardRank | None) -> str:
 
 def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[str]:
     for of_size in result.incidents:
-        changes = [change.sentence for _, change in of_size.anomalies]
+        # What made the step longer comes before the longer step.
+        order = sorted(
+            (change for _, change in of_size.anomalies),
+            key=lambda change: (change.found_step, change.what == STEP),
+        )
+        changes = [change.sentence for change in order]
         for sentence in [*changes, *(event.sentence for event in of_size.events)][:1]:
             size = counted(of_size.world_size, "rank")
             yield f"{sentence}." if len(result.worlds) == 1 else f"{size}: {sentence}."

@@ -34,7 +34,7 @@ from commprof.analysis.step.breakdown import Breakdown
 from commprof.analysis.step.measured import MeasuredSteps, MeasuredWorld, slowest_ns
 from commprof.analysis.step.rank_parts import RankParts
 from commprof.stats.intervals import robust_deviation
-from commprof.text import plain_digits
+from commprof.text import named_ranks, plain_digits
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints, Steps
 from commprof.trace.lookup import among, kept_once
@@ -206,6 +206,8 @@ class Anomaly:
     #: Last step before the former level came back; None if it never came back, or if this is not
     #: known yet.
     last_step: int | None = None
+    #: Two or more ranks whose own work changed alike; ``rank`` is the lowest of them. Else empty.
+    ranks: tuple[int, ...] = ()
 
     @property
     def unit(self) -> str:
@@ -217,6 +219,8 @@ class Anomaly:
         """Sentence on the change: which rank and phase, from which step on, and by how much."""
         verb = "rose" if self.after > self.before else "fell"
         whose = f"rank {self.rank}'s {self.what}" if self.rank >= 0 else self.what
+        if self.ranks:
+            whose = f"{self.what} of {named_ranks(self.ranks)}"
         where = f", most of it in {self.phase}" if self.phase else ""
         when = f"at step {self.step}"
         if self.last_step is not None:
@@ -280,9 +284,50 @@ def find_anomalies(seen: MeasuredSteps, gbit_per_s: Mapping[int, float]) -> tupl
         former = changes[-1] if changes else None
         if former is None or former.last_step is None or not _is_return(found, former):
             changes.append(_with_end(found, *series[found.what, found.rank]))
-    return tuple(
-        sorted((one for each in by_kind.values() for one in each), key=lambda x: x.found_step)
+    changes = [change for of_series in by_kind.values() for change in of_series]
+    return tuple(merged_changes(sorted(changes, key=lambda change: change.found_step)))
+
+
+def merged_changes(changes: Sequence[Anomaly]) -> list[Anomaly]:
+    """Merges changes of several ranks' own work that are one: a host, or the whole job, changed.
+
+    Args:
+        changes: in the order of ``found_step``.
+
+    Changes are one if they have the same direction and phase, began within a few steps of the
+    first, and all or none of them ended, also within a few steps. Times and steps are those of the
+    first change, levels are medians.
+    """
+    together: list[list[Anomaly]] = []
+    for change in changes:
+        same = next((group for group in together if _is_same_change(group[0], change)), None)
+        if same is None:
+            together.append([change])
+        else:
+            same.append(change)
+    return [group[0] if len(group) == 1 else _of_ranks(group) for group in together]
+
+
+def _is_same_change(first: Anomaly, other: Anomaly) -> bool:
+    if first.what != COMPUTE or other.what != COMPUTE:
+        return False
+    ends = first.last_step, other.last_step
+    if (ends[0] is None) != (ends[1] is None) or first.phase != other.phase:
+        return False
+    if (first.after > first.before) != (other.after > other.before):
+        return False
+    apart = max(abs(first.step - other.step), abs((ends[0] or 0) - (ends[1] or 0)))
+    return apart <= _BACK
+
+
+def _of_ranks(changes: Sequence[Anomaly]) -> Anomaly:
+    """Returns the changes of several ranks as one."""
+    ranks = tuple(sorted(change.rank for change in changes))
+    before, after = (
+        statistics.median(getattr(change, name) for change in changes)
+        for name in ("before", "after")
     )
+    return replace(changes[0], rank=ranks[0], ranks=ranks, before=before, after=after)
 
 
 def _series(

@@ -18,7 +18,12 @@ from commprof.analysis.collectives.mismatches import (
     issue_rows,
     issued_of,
 )
-from commprof.analysis.late.anomalies import AnomalyFinder, bandwidth_by_step, step_figures
+from commprof.analysis.late.anomalies import (
+    AnomalyFinder,
+    bandwidth_by_step,
+    merged_changes,
+    step_figures,
+)
 from commprof.analysis.late.functions import samples_path
 from commprof.monitor.figures.steps import StepFollower
 from commprof.monitor.watchdog import py_spy
@@ -312,7 +317,8 @@ class AnomalyTask:
             return
         rates = bandwidth_by_step(new.world)
         for figures in step_figures(new.ranks, new.parts, new.world.steps, rates):
-            for anomaly in self._finder.add(replace(figures, step=figures.step + new.before)):
+            of_step = self._finder.add(replace(figures, step=figures.step + new.before))
+            for anomaly in merged_changes(of_step):
                 self._log.event("anomaly", anomaly.sentence, anomaly)
 
     def finish(self) -> None:

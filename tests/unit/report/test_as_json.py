@@ -284,7 +284,7 @@ def changed() -> Incidents:
     found = incidents()
     ((time, change),) = found.anomalies
     return dataclasses.replace(
-        found, anomalies=((time, dataclasses.replace(change, last_step=150)),)
+        found, anomalies=((time, dataclasses.replace(change, last_step=150, ranks=(1, 2))),)
     )
 
 

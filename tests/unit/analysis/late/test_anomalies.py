@@ -6,9 +6,10 @@ Lasting changes have to be found soon, and false alarms have to be rare.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from commprof.analysis.late.anomalies import (
     bandwidth_by_step,
     find_anomalies,
     may_change,
+    merged_changes,
 )
 from commprof.analysis.step.measured import measured_world
 from commprof.monitor.watchdog.feed import RankFeed
@@ -243,6 +245,40 @@ def test_a_link_that_becomes_slow_is_reported_as_a_fall_in_bandwidth() -> None:
     assert (slow.before, slow.after) == (pytest.approx(4.0), pytest.approx(1.0))
     assert slow.sentence == (f"Bandwidth fell from 4 to 1 Gbit/s (-75%) at step {CHANGE}")
     assert slow.found_step - slow.step <= 8
+
+
+def of_work(rank: int, step: int, **values: Any) -> Anomaly:
+    """Returns a change of a rank's own work from 10 ms + ``rank`` µs to twice as much."""
+    before = 10 + rank / 1000
+    made = Anomaly(COMPUTE, rank, step, 0, step + 7, "forward", before, 2 * before)
+    return replace(made, **values)
+
+
+def test_ranks_whose_own_work_changes_alike_are_one_change() -> None:
+    of_host = [of_work(rank, 100 + rank % 3) for rank in range(8, 16)]
+    of_step = Anomaly(STEP, -1, 100, 0, 107, "", 12.0, 22.0)
+    merged, kept = merged_changes([of_host[0], of_step, *of_host[1:]])
+    assert kept == of_step
+    assert (merged.rank, merged.ranks, merged.step) == (8, tuple(range(8, 16)), 102)
+    assert merged.before == pytest.approx(10.0115)
+    assert merged.sentence == (
+        "Own work of ranks 8-15 rose from 10 to 20 ms (+100%) at step 102, most of it in forward"
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        of_work(1, 120),  # long after
+        of_work(1, 100, phase="backward"),
+        of_work(1, 100, after=5.0),
+        of_work(1, 100, last_step=150),
+        replace(of_work(1, 100), what=BANDWIDTH, rank=-1),
+    ],
+)
+def test_changes_that_differ_stay_apart(other: Anomaly) -> None:
+    first = of_work(0, 100)
+    assert merged_changes([first, other]) == [first, other]
 
 
 def test_step_times_of_seconds_are_told_without_an_exponent() -> None:
