@@ -166,7 +166,9 @@ class ReplayedCalls:
     #: Number of collectives that run at the same time in each ``Line``.
     workers: int = 1
     #: The programs of the last replay, prepared with these calls for the next one in C++.
-    _plans: list[tuple[Events, Any]] = field(default_factory=list, repr=False, compare=False)
+    _plans: list[tuple[Events, Any]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
 
 def calls(seen: MeasuredWorld, stretches: Sequence[Sequence[Program]]) -> list[ReplayedCalls]:

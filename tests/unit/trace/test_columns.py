@@ -18,6 +18,7 @@ import pytest
 
 from commprof.analysis.align import arrivals, matching
 from commprof.analysis.step import exposure
+from commprof.analysis.step import joined as blocks
 from commprof.commands import main
 from commprof.trace import columns, nccl, schema
 from commprof.trace.columns import DURATION, MOMENT, shifted
@@ -294,10 +295,7 @@ def test_bucket_records_become_rows_with_ready_launch_and_end_times(directory: P
     assert buckets.end_ns.tolist() == [20, 0]
 
 
-TABLES = (
-    *("steps", "phases", "waits", "pauses", "finalizations"),
-    *("collectives", "buckets"),
-)
+TABLES = ("phases", "waits", "pauses", "finalizations", "collectives", "buckets")
 
 
 def calls_of(profile: cProfile.Profile, *files: str) -> Counter[str]:
@@ -315,6 +313,9 @@ def test_a_report_builds_each_table_once_per_rank_and_matches_once(tmp_path: Pat
     assert profile.runcall(main, ["report", str(run), "--format", "html"]) == 0
     made = calls_of(profile, columns.__file__)
     assert {name: made[name] for name in TABLES} == dict.fromkeys(TABLES, 4)
+    # Steps that the script marks are found for all ranks at once.
+    assert calls_of(profile, blocks.__file__)["_keep_steps"] == 1
+    assert made["steps"] == 0
     assert made["compressions"] == 0  # of ranks that compress nothing, no table is made
     assert made["kept"] > 2 * len(TABLES) * 4  # requested far more often than built
     assert calls_of(profile, exposure.__file__)["exposures"] == 4
