@@ -28,6 +28,7 @@ from commprof.recordings.profiler_events import read_events
 from commprof.recordings.profiler_groups import listed_groups, of_unknown_job, with_group
 from commprof.recordings.profiler_rank import (
     RankRecording,
+    rank_beside,
     rank_in_name,
     recorded_rank,
     trace_of,
@@ -92,20 +93,23 @@ def read_recording(path: Path) -> Recording | None:
     """
     recordings: list[RankRecording] = []
     problems: list[str] = []
-    seen, scanner = 0, trace_scanner()
+    seen, scanner, is_of_torch = 0, trace_scanner(), False
 
     def take(name: str, stream: BinaryIO) -> None:
-        nonlocal seen
+        nonlocal seen, is_of_torch
         seen += 1
         try:
-            recordings.append(recorded_rank(name, read_events(stream, scanner)))
+            events = read_events(stream, scanner)
+            is_of_torch |= bool(events.about or events.of_host)
+            beside = rank_beside((path if path.is_dir() else path.parent) / name)
+            recordings.append(recorded_rank(name, events, beside))
         except (TraceError, ValueError) as error:
             problems.append(f"{quoted(name)}: {error}")
 
     problems += each_file(path, looks_like_trace, take)
     if not recordings:
         if problems and (seen or path.is_file()):
-            if path.is_file() and (what := other_tool(path)):
+            if path.is_file() and not is_of_torch and (what := other_tool(path)):
                 raise CommprofError(f"{quoted(path)} is {what}; {NO_COMMAND}")
             why = few(problems)[0].removeprefix(f"{quoted(path)}: ")
             raise CommprofError(f"{quoted(path)} cannot be read: {why}")

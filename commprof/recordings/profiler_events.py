@@ -131,7 +131,7 @@ class ProfilerEvents:
     #: Names of the trace's processes.
     processes: list[str] = field(default_factory=list)
     #: Processes of the host whose operators and ranges are in the trace.
-    of_host: set[int | str] = field(default_factory=set)
+    of_host: set[str] = field(default_factory=set)
     #: True for a trace of Ascend's profiler, which does not tell how many ranks there are.
     is_of_npu: bool = False
 
@@ -182,7 +182,7 @@ class ProfilerEvents:
         """Keeps the process of an event, if the event is an operator or range of the host."""
         is_one = type(process) is str or (type(process) is int and abs(process) < _MOST_PROCESS)
         if category in (Category.OPERATOR, Category.RANGE) and is_one:
-            self.of_host.add(process)
+            self.of_host.add(str(process))
 
     def add_unreadable(self, name: str, count: int) -> None:
         """Counts kernels that communicate without recorded details; ``name``: name of the first."""

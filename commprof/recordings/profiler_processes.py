@@ -24,6 +24,8 @@ _COLLECTIVE: Final = re.compile(r"hcom_([A-Za-z]+)_+(\d+)_\d+_\d+")
 _WORDS: Final = {"receive": "recv", "alltoallvc": "alltoallv", "batchSendRecv": "sendrecv"}
 #: Operations whose ``count`` is that of the input's elements.
 _COUNT_OF_INPUT: Final = ("allReduce", "allGather", "broadcast", "reduce", "send", "receive")
+#: No collective has as many elements.
+_MOST_ELEMENTS: Final = 1 << 48
 #: Names of element types in torch, by HCCL's names.
 _TYPES: Final = {
     **{"FP64": "Double", "FP32": "Float", "FP16": "Half", "BFP16": "BFloat16"},
@@ -92,7 +94,8 @@ def _communication(
     operation, group = match.groups()
     told = {**here, COLLECTIVE: _WORDS.get(operation, operation), "Process Group Name": group}
     dtype, count = _TYPES.get(str(arguments.get("data_type"))), arguments.get("count")
-    if operation in _COUNT_OF_INPUT and dtype and type(count) is int:
+    is_count = type(count) is int and 0 < count < _MOST_ELEMENTS
+    if operation in _COUNT_OF_INPUT and dtype and is_count:
         told |= {"dtype": dtype, "In msg nelems": count}
     return EventKind.COMMUNICATION, told
 

@@ -59,6 +59,10 @@ _RANK_IN_NAME = re.compile(
 )
 #: File names of torch's handler for TensorBoard: host, process and time, without a rank.
 _PROCESS_IN_NAME = re.compile(r"_\d+\.\d{9,}\.pt\.trace\.json")
+#: Folder names of Ascend's handler: host, process and time, without a rank.
+_PROCESS_OF_ASCEND = re.compile(r"_\d+_\d{9,}_ascend_pt$")
+#: File with facts on the rank, beside ``_OF_ASCEND``.
+_INFO_OF_ASCEND = re.compile(r"profiler_info_(\d{1,6})\.json")
 
 
 @dataclass
@@ -87,8 +91,10 @@ class RankRecording:
     job_size_known: bool = True
 
 
-def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
+def recorded_rank(name: str, events: ProfilerEvents, beside: int | None = None) -> RankRecording:
     """Makes the recording of one rank from its file alone.
+
+    ``beside``: the rank that files beside this one tell, for a file that does not tell it.
 
     Raises:
         TraceError: the file has neither communication nor kernels nor operators, or has those of
@@ -123,6 +129,8 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
         work = _on(events.kernels, device)
     if not calls and len(work) == 0:
         nothing = "it holds no events of kernels, operators or collectives"
+        if events.problem:
+            nothing = f"it is damaged ({events.problem}) before any event that commprof reads"
         about_it = nothing, written_by(events.processes), of_other_devices(events)
         raise TraceError("; ".join(filter(None, about_it)))
     busy, gaps_said = _busy(calls, work), list[str]()
@@ -132,6 +140,7 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
         steps, gaps_said = recorded_steps(events, launches, steps, busy)
         gaps_said += lost_kernels(events, launches, steps) if calls.timed.any() else []
     rank = _whole(about.get("rank"))
+    rank = beside if rank is None else rank
     return RankRecording(
         *(name, rank_in_name(name) if rank is None else rank, world_size, events, calls, steps),
         *(device, work, host, rank is None),
@@ -484,15 +493,27 @@ def rank_in_name(name: str) -> int | None:
     folder = file.parent.parent if file.parent.name == _OF_ASCEND else file.parent
     words = [match for part in (file.name, folder.name) for match in _RANK_IN_NAME.finditer(part)]
     of_host = _PROCESS_IN_NAME.search(file.name) is not None
-    named = [
-        match for match in words if match[1] and not (of_host and match[0].lower()[:3] == "gpu")
-    ]
+    of_npu = _PROCESS_OF_ASCEND.search(folder.name) is not None
+    no_rank = ("gpu",) * of_host + ("gpu", "wor", "tra") * of_npu
+    named = [match for match in words if match[1] and match[0].lower()[:3] not in no_rank]
     if named:
         return int(min(named, key=lambda match: match[0].lower()[:4] != "rank")[1])
     match = _RANK_IN_NAME.search(file.name)
     if match is None or of_host:
         return None
     return int(match.group(2))
+
+
+def rank_beside(file: Path) -> int | None:
+    """Returns the rank that Ascend's profiler wrote beside the folder of a trace; else None."""
+    if file.parent.name != _OF_ASCEND:
+        return None
+    try:
+        names = [entry.name for entry in file.parent.parent.iterdir()]
+    except OSError:
+        return None
+    ranks = {int(match[1]) for name in names if (match := _INFO_OF_ASCEND.fullmatch(name))}
+    return ranks.pop() if len(ranks) == 1 else None
 
 
 def _whole(value: Any) -> int | None:

@@ -15,17 +15,23 @@ from commprof.recordings.other_tools import NO_COMMAND, other_tool
 
 _MOST_LOOKED_AT = 100
 _MOST_BYTES_OF_EACH = 1 << 20
+#: Fields at the begin of torch's traces, which may mention anything in the names of events.
+_FIELDS_OF_TORCH = (b'"deviceProperties"', b'"distributedInfo"', b'"baseTimeNanoseconds"')
 
 
 class _FoundError(Exception):
     """Raised to end the search of files as soon as a trace is found."""
 
 
-def is_recording_file(path: Path) -> bool:
-    """True if a file or archive holds a trace of torch.profiler."""
+def is_recording_file(path: Path, is_certain: bool = False) -> bool:
+    """True if a file or archive holds a trace of torch.profiler.
+
+    ``is_certain``: True if the head must have fields that torch alone writes.
+    """
 
     def wanted(head: bytes) -> bool:
-        if profiler.looks_like_trace(head):
+        is_torch_s = any(field in head for field in _FIELDS_OF_TORCH)
+        if profiler.looks_like_trace(head) and (is_torch_s or not is_certain):
             raise _FoundError
         return False
 
@@ -76,8 +82,8 @@ def taken_elsewhere(path: Path) -> str:
 
 def not_measured(path: Path) -> str:
     """Text on a file that holds no microbenchmark; empty if its kind is not recognised."""
-    what = other_tool(path)
     try:
+        what = "" if is_recording_file(path, is_certain=True) else other_tool(path)
         if not what and is_recording_file(path):
             return (
                 f"{quoted(path)} is a trace of torch.profiler: give its directory to commprof fit, "

@@ -103,6 +103,35 @@ def test_two_npus_of_a_job_are_not_all_its_ranks(tmp_path: Path) -> None:
     assert [trace.groups[1].name for trace in recording.traces.values()] == ["868", "868"]
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_the_host_in_a_folder_of_ascend_is_no_rank(tmp_path: Path, is_told: bool) -> None:
+    """Two NPUs of the host "job-worker-0"; the profiler writes their ranks beside the traces."""
+    for process, rank in ((1111, 6), (1112, 5)):
+        folder = tmp_path / f"job-worker-0_{process}_20251130101112123_ascend_pt"
+        write(folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json", npu_events())
+        if is_told:
+            (folder / f"profiler_info_{rank}.json").write_text("{}")
+    recording = read_recording(tmp_path)
+    assert recording is not None
+    assert sorted(recording.traces) == ([5, 6] if is_told else [0, 1])
+
+
+@pytest.mark.parametrize("count", [-5, 0, 2**70])
+def test_a_size_that_no_collective_has_is_not_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int
+) -> None:
+    events = npu_events()
+    for event in events:
+        if "count" in event["args"]:
+            event["args"]["count"] = count
+    path = write(tmp_path / "trace_view.json", events)
+    assert main(["report", str(path), "--format", "json"]) == 0
+    (collective,) = json.loads(capsys.readouterr().out)["runs"][0]["aggregated_metrics"][
+        "collectives"
+    ]
+    assert collective["size_bytes"] is None
+
+
 def test_tasks_of_an_npu_alone_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,6 +43,13 @@ def test_merged_traces_are_refused(
     assert "give the traces of the single ranks, in one folder" in text
 
 
+def test_one_process_that_is_numbered_in_two_ways_is_one(tmp_path: Path) -> None:
+    events = [*of_process(0, 71), *of_process(0, "71")]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}))
+    assert read_recording(path) is not None
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_job_of_one_rank_is_said_to_be_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], world_size: int

@@ -9,7 +9,7 @@ import pytest
 
 from commprof.commands import main
 from commprof.recordings.other_tools import other_tool
-from tests.support.builders.profiler_traces import both
+from tests.support.builders.profiler_traces import annotation, both, document
 
 OSU = """\
 srun: job 12 queued and waiting for resources
@@ -267,3 +267,17 @@ def test_a_recording_has_its_directorys_name_however_it_is_given(
     monkeypatch.chdir(folder)
     assert main(["report", given]) == 0
     assert "Recording: job [nccl]\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["NEGOTIATE_ALLREDUCE", "host:1:2 [0] NCCL INFO Init COMPLETE"])
+def test_a_trace_whose_names_are_words_of_other_tools_is_torch_s(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_text(document([annotation(name, 5e9, 5e9 + 10)], 0))
+    assert main(["fit", str(path)]) != 0
+    assert "is a trace of torch.profiler: give its directory" in capsys.readouterr().err
+    assert main(["report", str(path)]) != 0
+    text = capsys.readouterr().err
+    assert "Horovod" not in text
+    assert "a log with lines of NCCL" not in text
