@@ -34,7 +34,7 @@ class Writer {
     if (depth > kDeepest) {
       return false;
     }
-    if (PyDict_Check(value)) {
+    if (PyDict_CheckExact(value)) { // a subclass may have an order of its own
       return writeMembers(value, depth);
     }
     return (PyList_Check(value) || PyTuple_Check(value)) &&

@@ -22,6 +22,8 @@ from commprof.units import NS_PER_MS, ns_to_ms
 #: A rank's work is reported as longer if it exceeds the others' by at least this fraction of the
 #: step.
 LEAST_SHARE = 0.01
+#: Less waiting, over all steps, is the rounding error of sums.
+_LEAST_NS = 1.0
 #: A longer phase is explained by at least this many minor page faults per ms of excess. One major
 #: page fault per step, or a lack of cores for ``LEAST_SHARE`` of the step, also explains it.
 _FAULTS_PER_MS = 500.0
@@ -78,8 +80,9 @@ def wait_costs(parts: Sequence[Breakdown]) -> tuple[WaitCost, ...]:
     steps = len(of_ranks.step)
     caused = of_ranks.caused_in_all(np.ones(steps, dtype=np.bool_)).sum(axis=0)
     total = float(caused.sum())
-    cells = np.argwhere(caused > 0)
-    order = np.argsort(-caused[caused > 0], kind="stable")
+    counted = caused >= _LEAST_NS
+    cells = np.argwhere(counted)
+    order = np.argsort(-caused[counted], kind="stable")
     return tuple(
         WaitCost(
             rank,
