@@ -131,7 +131,8 @@ def next_step(
     if (slower := ranks_to_look_at(context, world, step)) is not None:
         return NextStep(
             f"First find out what delays {slower.named}{_in_phase(slower.phase, 'their')}: "
-            f"{time_spent_for(slower, step)}. No change to the communication can win that back.",
+            f"{time_spent_for(slower, world.world_size, step)}. No change to the communication can "
+            "win that back.",
             "",
         )
     if late is not None:
@@ -335,10 +336,11 @@ def time_spent(late: LateRank, world_size: int, step: MeanStep) -> str:
     return f"{who} {spend} {_late_share(late, step):.0%} of {their} step waiting for it"
 
 
-def time_spent_for(slower: SlowerRanks, step: MeanStep) -> str:
+def time_spent_for(slower: SlowerRanks, world_size: int, step: MeanStep) -> str:
     """Returns a clause: which fraction of the step the other ranks wait for the slower ones."""
-    share = slower.share_of(step.step_ms)
-    return f"the other ranks spend {share:.0%} of their step waiting for them"
+    who, several = who_waits(slower.waiting_ranks, world_size, len(slower.ranks))
+    spend, their = ("spend", "their") if several else ("spends", "its")
+    return f"{who} {spend} {slower.share_of(step.step_ms):.0%} of {their} step waiting for them"
 
 
 def _candidates(cap_mb: int | None) -> str:

@@ -17,7 +17,13 @@ from commprof.analysis.collectives.apart import TrainedApart, trained_apart
 from commprof.analysis.collectives.traffic import bus_factor
 from commprof.analysis.late.passed_on import passed_on
 from commprof.analysis.late.slower_ranks import SlowerRanks, slower_ranks
-from commprof.analysis.late.stragglers import LateRank, beyond_the_others, find_late_rank
+from commprof.analysis.late.stragglers import (
+    OF_STEP,
+    OF_STEPS,
+    LateRank,
+    beyond_the_others,
+    find_late_rank,
+)
 from commprof.analysis.step.exposure import ORIGINS
 from commprof.analysis.summary_result import (
     LastRow,
@@ -34,7 +40,7 @@ from commprof.trace.found_steps import SOURCES
 from commprof.trace.host_summary import HostSummary, SeenHost, read_whole
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
-from commprof.trace.schema import Phase
+from commprof.trace.schema import POINT_TO_POINT, Phase
 from commprof.trace.summary import (
     Histogram,
     Ints,
@@ -51,6 +57,10 @@ Floats = npt.NDArray[np.float64]
 #: The late rank is named if one phase, or pauses, make up at least this fraction of its excess of
 #: own work, and if this excess is at least this fraction of the waiting.
 _MOST = 0.5
+
+
+#: Ranks are named as slower only if the waiting of at least so many intervals is known.
+_FEWEST_BLOCKS = 8
 
 
 def last_rows(summaries: Sequence[Summary]) -> tuple[LastRow, ...]:
@@ -207,12 +217,20 @@ def slower_ranks_of(
     is_known = clocks_shared or all(_comparable(part.summary) for part in parts)
     if not steps or sorted(listed) != list(range(world_size)) or not is_known:
         return None
+    if any(operation.op in POINT_TO_POINT for p in parts for operation in p.summary.operations):
+        return None  # the stages of a pipeline wait for one another though none is slow
     work_ns = np.array([work for part in parts for work in part.work_ns])[:, :, np.newaxis]
-    caused_ns = _waited_for(world_size, parts).sum(axis=0) / steps
+    waited_for = _waited_for(world_size, parts)
+    waits = _by_waiting(world_size, parts), float(waited_for.sum()), steps
     hosts = {rank: part.host_name for part in parts for rank in part.listed}
     step_ns = quantile_ns(merged_histogram(part.summary.steps for part in parts), 0.5)
-    error_ns = _clock_error_ns(parts)
-    return slower_ranks(work_ns, caused_ns, listed, hosts, step_ns, error_ns, late)
+    slower = slower_ranks(work_ns, *waits, listed, hosts, step_ns, _clock_error_ns(parts), late)
+    if slower is None or len(waited_for) < _FEWEST_BLOCKS:
+        return None
+    # A mean over the run may come from one long stall: most intervals must show the waiting.
+    by_block = waited_for[:, list(slower.ranks)].sum(axis=1) / slower.waiting_ranks
+    least_ns = OF_STEP * step_ns * steps / len(waited_for)
+    return slower if np.quantile(by_block, 1 - OF_STEPS) >= least_ns else None
 
 
 def _clock_error_ns(parts: Sequence[SummaryPart]) -> float:

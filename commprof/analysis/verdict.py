@@ -238,7 +238,7 @@ def _headline(
         where = fell_behind(late.phase)
         if isinstance(late, SlowerRanks):
             delays, they = f"{late.named} delay the step", "they fall"
-            spent = time_spent_for(late, step)
+            spent = time_spent_for(late, binding.world_size, step)
         else:
             delays, they = f"rank {late.rank} delays the step", "it falls"
             spent = time_spent(late, binding.world_size, step)

@@ -13,11 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.inspector.communicators import InspectedJob, Process, process_sets
+from commprof.analysis.inspector.kinds import MESSAGE_PAIR
 from commprof.analysis.inspector.origins import InspectedOrigins
-from commprof.analysis.late.stragglers import MOST_WAITING, OF_STEP
+from commprof.analysis.late.stragglers import MOST_WAITING, OF_STEP, OF_STEPS
 from commprof.stats.outliers import standing_out
 
 Floats = npt.NDArray[np.float64]
+
+#: In most parts of the run, the waiting that began with these processes is at least this fraction
+#: of its mean over all parts.
+_OF_MEAN_PART = 0.1
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,9 @@ def slower_processes(
         operation_us: result of :func:`commprof.analysis.inspector.own_time.operation_time`.
 
     Their time outside of operations stands out from the spread of the others. At least 60 % of the
-    waiting of the processes with which they exchange data began with them, and each of these waits
-    for at least 2 % of its time in operations.
+    waiting of the processes with which they exchange data began with them, also in three of four
+    parts of the run, and each of these waits for at least 2 % of its time in operations. Stages of
+    a pipeline that have more work are not named.
     """
     sets = process_sets(job.communicators, len(job.processes))
     for number in np.unique(sets).tolist():
@@ -67,6 +73,8 @@ def slower_processes(
         waited_us = traced.waited_us.sum(axis=0)
         wait_us = float(began_us[slower].sum())
         share = wait_us / float(waited_us[of_set].sum()) if waited_us[of_set].any() else 0.0
+        if not _in_most_parts(traced, slower) or _are_stages(job, slower):
+            continue
         if share < MOST_WAITING or wait_us < OF_STEP * float(time_us[others].sum()):
             continue
         longer_us = np.median(operation_us[others]) - operation_us[slower]
@@ -80,6 +88,25 @@ def slower_processes(
             waits_s=float(waited_us[slower].mean()) / 1e6,
         )
     return None
+
+
+def _in_most_parts(traced: InspectedOrigins, slower: npt.NDArray[np.int64]) -> bool:
+    """True if most waiting began with these processes in most parts of the run with any waiting."""
+    began_us, all_us = traced.began_us[:, slower].sum(axis=1), traced.began_us.sum(axis=1)
+    # Of a stall of these processes, one part has nearly all waiting, and the others the usual one.
+    least_us = np.maximum(MOST_WAITING * all_us, _OF_MEAN_PART * began_us.mean())
+    return bool((began_us >= least_us).mean() >= OF_STEPS)
+
+
+def _are_stages(job: InspectedJob, slower: npt.NDArray[np.int64]) -> bool:
+    """True if each pipeline has some of these processes: they are stages, and no slow host."""
+    pipelines = [
+        communicator
+        for communicator in job.communicators
+        if any(operations.kind == MESSAGE_PAIR for operations in communicator.operations)
+    ]
+    has_some = [np.isin(communicator.process, slower).any() for communicator in pipelines]
+    return bool(pipelines) and all(has_some)
 
 
 def _whole_hosts(

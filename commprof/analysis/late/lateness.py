@@ -138,9 +138,9 @@ def lateness(
         late = late_rank(caused, by_waiting, origin_ns, seen.ranks, step_ns, error_ns)
         if not math.isnan(error_ns) and not _waits_for_messages(seen):
             hosts = {rank: _host(run.traces[rank]) for rank in seen.ranks}
-            caused_ns, latest = of_ranks(caused).mean(axis=0), late.rank if late else None
-            found_in = origin_ns, caused_ns, seen.ranks, hosts, step_ns
-            slower = slower_ranks(*found_in, error_ns, latest)
+            waits = by_waiting, float(caused.sum()), len(caused)
+            latest = late.rank if late else None
+            slower = slower_ranks(origin_ns, *waits, seen.ranks, hosts, step_ns, error_ns, latest)
     if late is not None and late.phase == "other" and _lacks_phases(measured):
         late = replace(late, phase=None, phase_share=math.nan)  # "other" includes unknown phases
     if slower is not None and slower.phase == "other" and _lacks_phases(measured):

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from commprof.analysis.late.stragglers import MOST_WAITING, OF_STEP, OF_STEPS, fell_behind
 from commprof.analysis.step.exposure import ORIGINS
+from commprof.analysis.step.rank_parts import PairWaits
 from commprof.stats.outliers import standing_out
 from commprof.text import counted, in_ms, listed, named_ranks
 from commprof.units import ns_to_ms
@@ -22,6 +23,8 @@ Floats = npt.NDArray[np.float64]
 
 #: Largest number of hosts that are named.
 _MOST_HOSTS = 3
+#: A rank waits for the slower ranks if it waits at least this part of the longest wait for them.
+_WAITS = 0.1
 #: Beside a late rank, ranks count as slower too if their excess is at least this part of its own.
 _NEARLY = 0.5
 
@@ -39,9 +42,10 @@ class SlowerRanks:
     phase: str | None
     #: Least of these ranks' excess over the median of the others, a median over the steps.
     longer_ms: float
-    #: Mean waiting of each other rank for these ranks, per step.
+    #: Mean waiting for these ranks per step, of each of the ``waiting_ranks`` that wait for them.
     wait_ms: float
-    #: Fraction of all waiting that these ranks caused.
+    waiting_ranks: int
+    #: Fraction of all waiting that the others wait for these ranks.
     share: float
 
     def share_of(self, step_ms: float) -> float:
@@ -63,15 +67,18 @@ class SlowerRanks:
         """A sentence without a full stop, that begins with "ranks"."""
         where = f" {where}" if (where := fell_behind(self.phase)) else ""
         return (
-            f"{self.named} fall behind{where} by {in_ms(self.longer_ms)} or more per step: each "
-            f"other rank waits {in_ms(self.wait_ms)} per step for them, {self.share:.0%} of all "
-            "waiting"
+            f"{self.named} fall behind{where} by {in_ms(self.longer_ms)} or more in the median "
+            f"step: each of the {counted(self.waiting_ranks, 'rank')} that "
+            f"{'wait' if self.waiting_ranks > 1 else 'waits'} for them waits "
+            f"{in_ms(self.wait_ms)} per step, {self.share:.0%} of all waiting"
         )
 
 
 def slower_ranks(
     work_ns: Floats,
-    caused_ns: Floats,
+    by_waiting_ns: Floats | PairWaits,
+    total_ns: float,
+    steps: int,
     ranks: Sequence[int],
     host_of: Mapping[int, str],
     step_ns: float,
@@ -83,49 +90,69 @@ def slower_ranks(
     Args:
         work_ns: ``[rank, origin, step]`` as in ``stragglers.find_slow_rank``; or means over steps,
             as if of one step.
-        caused_ns: waiting per step that each rank of the job caused, summed over the waiting ranks.
+        by_waiting_ns: as in ``stragglers.find_late_rank``.
+        total_ns: all waiting in these steps, of all causes.
+        steps: number of steps in ``by_waiting_ns``.
         ranks: global rank of each row of ``work_ns``.
         host_of: host name of each of these ranks.
         step_ns: median step time.
         clock_error_ns: bound on the error of a rank's clock; the waiting must exceed twice this.
         late: the rank that is named as late, which must be one of the slower ranks; or None.
 
-    The ranks' median work is compared: the slower ranks stand out from the spread of the others.
-    Each of them works longer than the others' median by 2 % of the step in three of four steps. The
-    others wait for them for 2 % of the step or more, which is 60 % or more of all waiting.
+    The ranks' median work is compared. Without a late rank, the slower ranks stand out from the
+    spread of the others. Beside a late rank they exceed the others' median by at least half as much
+    as it does. Each of them works longer than the others' median by 2 % of the step in three of
+    four steps. The others wait for them for 2 % of the step or more, which is 60 % or more of all
+    waiting; those that wait less than a tenth as long as the one that waits longest do not count.
     """
-    count, _, steps = work_ns.shape
-    if not steps or not caused_ns.sum() > 0:
+    count = len(work_ns)
+    if not work_ns.shape[2] or not steps:
         return None
     own_ns = work_ns.sum(axis=1)
     typical = np.median(own_ns, axis=1)
-    rows = standing_out(typical - np.median(typical), count // 2)
-    others = np.setdiff1d(np.arange(count), rows)
-    if len(rows) < 2:
+    if late is None:
+        rows = standing_out(typical - np.median(typical), count // 2)
+    else:
+        rows = _nearly_as_slow(typical, list(ranks).index(late)) if late in ranks else []
+    if not 2 <= len(rows) <= count // 2:
         return None
+    others = np.setdiff1d(np.arange(count), rows)
     beyond = own_ns[rows] - np.median(own_ns[others], axis=0)
     if np.quantile(beyond, 1 - OF_STEPS, axis=1).min() < OF_STEP * step_ns:
         return None
-    excess = np.median(beyond, axis=1)
     slower = tuple(sorted(ranks[row] for row in rows))
-    if late is not None and (
-        late not in slower or excess.min() < _NEARLY * excess[rows.index(ranks.index(late))]
-    ):
+    # [waiting rank]
+    waited_ns = np.array(sum(by_waiting_ns[:, rank] for rank in slower), dtype=np.float64)
+    waited_ns[list(slower)] = 0.0
+    waiting = waited_ns >= _WAITS * waited_ns.max()
+    if not waited_ns.any() or waited_ns.sum() < MOST_WAITING * total_ns:
         return None
-    share = float(caused_ns[list(slower)].sum() / caused_ns.sum())
-    wait_ns = float(caused_ns[list(slower)].sum()) / (len(caused_ns) - len(slower))
-    if share < MOST_WAITING or wait_ns < max(OF_STEP * step_ns, 2 * clock_error_ns):
+    wait_ns = float(waited_ns[waiting].mean()) / steps
+    if wait_ns < max(OF_STEP * step_ns, 2 * clock_error_ns):
         return None
     by_phase = np.median(work_ns[rows], axis=2).mean(axis=0)
     by_phase -= np.median(work_ns[others], axis=2).mean(axis=0)
     return SlowerRanks(
-        slower,
-        _whole_hosts(slower, host_of),
-        ORIGINS[int(np.argmax(by_phase))],
-        ns_to_ms(float(excess.min())),
-        ns_to_ms(wait_ns),
-        share,
+        ranks=slower,
+        hosts=_whole_hosts(slower, host_of),
+        phase=ORIGINS[int(np.argmax(by_phase))],
+        longer_ms=ns_to_ms(float(np.median(beyond, axis=1).min())),
+        wait_ms=ns_to_ms(wait_ns),
+        waiting_ranks=int(waiting.sum()),
+        share=float(waited_ns.sum()) / total_ns,
     )
+
+
+def _nearly_as_slow(typical_ns: Floats, late: int) -> list[int]:
+    """Returns the rows whose work exceeds the others' by half as much as that of ``late``."""
+    others = np.delete(typical_ns, late)
+    for _ in range(2):  # the first median may include slower ranks
+        least = np.median(others) + _NEARLY * (typical_ns[late] - np.median(others))
+        slower = typical_ns >= least
+        if slower.all() or not typical_ns[late] > np.median(others):
+            return []
+        others = typical_ns[~slower]
+    return np.flatnonzero(slower).tolist()
 
 
 def _whole_hosts(slower: Sequence[int], host_of: Mapping[int, str]) -> tuple[str, ...]:

@@ -396,12 +396,13 @@ def each_waits(waiting: int, world_size: int) -> str:
     return f"each of {who} waits" if several else f"{who} waits"
 
 
-def who_waits(waiting: int, world_size: int) -> tuple[str, bool]:
+def who_waits(waiting: int, world_size: int, late: int = 1) -> tuple[str, bool]:
     """Returns "the other ranks", or if fewer wait, "one other rank" or "2 other ranks".
 
-    Also returns True if this is a plural. ``waiting`` is ``LateRank.waiting_ranks``.
+    Also returns True if this is a plural. ``waiting`` is ``LateRank.waiting_ranks``, ``late`` the
+    number of ranks that they wait for.
     """
-    if not 0 < waiting < world_size - 1:
+    if not 0 < waiting < world_size - late:
         return "the other ranks", True
     return ("one other rank", False) if waiting == 1 else (f"{waiting} other ranks", True)
 

@@ -288,6 +288,7 @@ def simulate(
     rooted: bool = False,
     seed: int = 0,
     slow_us: dict[int, float] | None = None,
+    slow_in: range | None = None,
 ) -> SimulatedJob:
     """Simulates training steps of tensor, data and pipeline parallelism.
 
@@ -304,14 +305,15 @@ def simulate(
             and data-parallel groups exchange the tokens.
         rooted: True if each step also has a broadcast and a reduce.
         seed: of all randomness.
-        slow_us: by how much longer some processes work in every step.
+        slow_us: by how much longer some processes work in every step, or in steps ``slow_in``.
     """
     job = SimulatedJob(tp, dp, pp, experts=experts, seed=seed)
     layers = 3
-    for _ in range(steps):
+    for step in range(steps):
         extra = np.zeros(job.count)
-        for process, longer_us in (slow_us or {}).items():
-            extra[process] = longer_us / layers
+        if slow_in is None or step in slow_in:
+            for process, longer_us in (slow_us or {}).items():
+                extra[process] = longer_us / layers
         if late_us and job.rng.random() < late_part:
             process = int(job.rng.choice(list(late_us)))
             extra[process] = late_us[process] / layers

@@ -539,6 +539,23 @@ def test_the_processes_of_a_slow_host_are_named_together(
     assert "No process stands out" not in text
 
 
+@pytest.mark.parametrize(
+    ("tp", "dp", "pp", "slow_in"),
+    [
+        (1, 16, 1, range(30, 31)),  # a stall of a host
+        (1, 16, 1, range(20, 35)),
+        (1, 8, 2, None),  # the second stage has more work
+    ],
+)
+def test_a_stall_of_a_host_and_a_stage_with_more_work_are_no_slow_host(
+    tmp_path: Path, tp: int, dp: int, pp: int, slow_in: range | None
+) -> None:
+    slow_us = dict.fromkeys(range(8, 16), 3000.0 if slow_in is None else 100_000.0 / len(slow_in))
+    job = simulate(tp, dp, pp, steps=60, slow_us=slow_us, slow_in=slow_in, seed=1)
+    job.write(tmp_path, "v4.3")
+    assert inspector_result(tmp_path).slower is None
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_nobody_is_accused_in_a_job_without_late_processes(tmp_path: Path, seed: int) -> None:
     tp, dp, pp = [(1, 8, 1), (2, 4, 1), (4, 4, 1), (2, 4, 2), (8, 4, 1)][seed % 5]
