@@ -433,7 +433,7 @@ class _RanksCalls(Sequence[RankCalls]):
             return [self[row] for row in range(*position.indices(len(self)))]
         row = range(len(self))[position]
         if row not in self._made:
-            seen, step = self._seen, self._seen.measured[row].step
+            seen, step = self._seen, self._seen.measured.step
             self._made[row] = _calls(seen.ranks[row], seen.traces[row], seen.tables[row], step)
         return self._made[row]
 
