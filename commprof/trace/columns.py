@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from commprof.field_groups import FieldGroup
 from commprof.trace import schema
 from commprof.trace.found_steps import DECLARED, step_marks
-from commprof.trace.lookup import among, is_in, look_up, repeated, row_of
+from commprof.trace.lookup import among, is_in, look_up, repeated, row_of, rows_of
 from commprof.trace.packed import PackedRecords, records_of
+from commprof.trace.ranks import RankRows, RankTables, firsts_of, joined
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind, Records
 
@@ -97,6 +100,16 @@ class Steps:
         """Number of steps."""
         return len(self.index)
 
+    def between(self, rows: slice) -> Steps:
+        """Returns some of the rows."""
+        return Steps(
+            self.index[rows],
+            self.begin_ns[rows],
+            self.end_ns[rows],
+            self.thread[rows],
+            self.source,
+        )
+
     def numbered(self, numbers: Ints) -> Steps:
         """Returns the steps with some numbers, which are in ascending order."""
         chosen = is_in(self.index, numbers)
@@ -110,7 +123,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Spans:
+class Spans(FieldGroup):
     """Intervals of threads' time, such as phases, waits or run delays."""
 
     #: Phase code, operation id, or graph task id; see the function that makes the table.
@@ -134,6 +147,10 @@ class Finalizations:
     #: Part of ``blocked_ns`` in which the thread was ready to run and had no core; NaN if capture
     #: did not read it, as in most steps when steps are short.
     no_core_ns: npt.NDArray[np.float64] = field(metadata=DURATION)
+
+    def __len__(self) -> int:
+        """Number of waits."""
+        return len(self.span)
 
 
 @dataclass(frozen=True)
@@ -172,7 +189,8 @@ def once_per_trace(make: Callable[[Trace], Table]) -> Callable[[Trace], Table]:
     def kept(trace: Trace) -> Table:
         if make not in trace.tables:
             trace.tables[make] = _read_only(make(trace))
-        table: Table = trace.tables[make]
+        stored: Any = trace.tables[make]
+        table: Table = stored.table if type(stored) is RankRows else stored
         return table
 
     return kept
@@ -181,6 +199,47 @@ def once_per_trace(make: Callable[[Trace], Table]) -> Callable[[Trace], Table]:
 def keep(trace: Trace, make: Callable[[Trace], Table], table: Table) -> None:
     """Gives a trace the table that ``make``, decorated with ``once_per_trace``, would make."""
     trace.tables[make.__wrapped__] = _read_only(table)  # type: ignore[attr-defined]
+
+
+def keep_rows(
+    traces: Sequence[Trace],
+    make: Callable[[Trace], Table],
+    whole: Table,
+    count: Sequence[int] | Ints,
+    cut: Callable[[Table, slice], Table] = rows_of,
+) -> None:
+    """Gives each of some traces its rows of a table, in place of the table that ``make`` makes.
+
+    Args:
+        traces: the traces.
+        make: a function that is decorated with ``once_per_trace``.
+        whole: the rows of one trace after the other.
+        count: number of rows of each trace.
+        cut: returns rows of ``whole`` as a table.
+    """
+    key: Any = make.__wrapped__  # type: ignore[attr-defined]
+    _read_only(whole)
+    ends = itertools.accumulate(count if isinstance(count, Sequence) else count.tolist(), initial=0)
+    for trace, (begin, end) in zip(traces, itertools.pairwise(ends), strict=True):
+        trace.tables[key] = RankRows(whole, begin, end, cut)
+
+
+def tables_of(traces: Sequence[Trace], make: Callable[[Trace], Table]) -> Sequence[Table]:
+    """Returns what ``make``, decorated with ``once_per_trace``, returns for each trace.
+
+    :func:`joined` reads columns of the result without a table for each trace, if blocks of traces
+    were given their tables by :func:`keep_rows`.
+    """
+    key: Any = make.__wrapped__  # type: ignore[attr-defined]
+    stored = [trace.tables.get(key) for trace in traces]
+    if not any(type(rows) is RankRows for rows in stored):
+        return list(map(make, traces))
+    return RankTables(
+        [
+            rows if type(rows) is RankRows else RankRows.of(make(trace))
+            for trace, rows in zip(traces, stored, strict=True)
+        ]
+    )
 
 
 def discard(trace: Trace, make: Callable[[Trace], Table]) -> None:
@@ -274,6 +333,20 @@ def steps(trace: Trace) -> Steps:
         thread=marks.thread[ends],
         source=marks.source,
     )
+
+
+def steps_of_ranks(traces: Sequence[Trace], numbers: Ints) -> tuple[Steps, Ints]:
+    """Returns the steps of all ranks with some numbers, which are in ascending order.
+
+    Their rows follow one another rank by rank; also returns the first row of each rank, and then
+    the number of all rows.
+    """
+    tables = tables_of(traces, steps)
+    chosen = np.flatnonzero(is_in(joined(tables, "index"), numbers))
+    index, begin_ns, end_ns, thread = (
+        joined(tables, name)[chosen] for name in ("index", "begin_ns", "end_ns", "thread")
+    )
+    return Steps(index, begin_ns, end_ns, thread), np.searchsorted(chosen, firsts_of(tables))
 
 
 @once_per_trace

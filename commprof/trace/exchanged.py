@@ -25,7 +25,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.lookup import among, distinct_rows
 from commprof.trace.operations import codes_of, family
-from commprof.trace.ranks import firsts, joined, ranks_of, rows_containing
+from commprof.trace.ranks import firsts, firsts_of, joined, ranks_of, rows_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Phase, op_name
 
@@ -136,10 +136,10 @@ def exchanged_by(trace: Trace) -> Exchanged:
 def exchanged_by_each(traces: Sequence[Trace]) -> list[Exchanged]:
     """Finds what each rank trained and exchanged, from traces that hold every record."""
     ranks = range(len(traces))
-    phases = [columns.phases(trace) for trace in traces]
-    tables = [columns.collectives(trace) for trace in traces]
-    passes = [columns.finalizations(trace).span for trace in traces]
-    key, of_phase = joined(phases, "key"), ranks_of(firsts(list(map(len, phases))))
+    phases = columns.tables_of(traces, columns.phases)
+    tables = columns.tables_of(traces, columns.collectives)
+    passes = columns.tables_of(traces, columns.finalizations)
+    key, of_phase = joined(phases, "key"), ranks_of(firsts_of(phases))
     backward = np.flatnonzero(key == Phase.BACKWARD)
     updates = np.bincount(of_phase[key == Phase.OPTIMIZER], minlength=len(traces)).tolist()
     begin_ns, end_ns = (joined(phases, name)[backward] for name in ("begin_ns", "end_ns"))
@@ -149,7 +149,7 @@ def exchanged_by_each(traces: Sequence[Trace]) -> list[Exchanged]:
     first_backward = firsts(count_backward)
     since_ns = np.full(len(traces), 2**62)
     since_ns[count_backward > 0] = begin_ns[first_backward[:-1][count_backward > 0]]
-    first_call = firsts(list(map(len, tables)))
+    first_call = firsts_of(tables)
     rank = ranks_of(first_call)
     issue_ns, op, group, task = (
         joined(tables, name) for name in ("issue_ns", "op", "group", "graph_task")
@@ -159,9 +159,9 @@ def exchanged_by_each(traces: Sequence[Trace]) -> list[Exchanged]:
     size = np.maximum(joined(tables, "bytes_in"), joined(tables, "bytes_out"))
     counted = (issue_ns >= since_ns[rank]) & ~barriers
     in_backward = counted & (within | (task >= 0))
-    of_pass = ranks_of(firsts(list(map(len, passes))))
+    of_pass = ranks_of(firsts_of(passes))
     number, first = distinct_rows(
-        np.concatenate((of_pass, rank)), np.concatenate((joined(passes, "key"), task))
+        np.concatenate((of_pass, rank)), np.concatenate((joined(passes, "span.key"), task))
     )
     by_ddp = in_backward & (first[number[len(of_pass) :]] < len(of_pass))
     beside = _sums(rank, size, counted & ~by_ddp, len(traces))

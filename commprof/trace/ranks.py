@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from commprof.trace.lookup import joined_column
+from commprof.trace.lookup import joined_column, rows_of
 
 Ints = npt.NDArray[np.int64]
 #: Numbers that are small: columns of all calls of a run may be held in 4 bytes a row.
@@ -38,9 +40,95 @@ def in_blocks(lengths: Sequence[int]) -> list[slice]:
     return list(itertools.starmap(slice, itertools.pairwise(bounds)))
 
 
+@dataclass(slots=True, eq=False)
+class RankRows:
+    """Rows of one rank in a table of several ranks; its own table is made when it is asked for."""
+
+    whole: Any
+    begin: int
+    end: int
+    #: Returns some rows of ``whole``.
+    cut: Callable[[Any, slice], Any] = rows_of
+    _made: Any = None
+
+    @classmethod
+    def of(cls, table: Any) -> RankRows:
+        """Holds a table of one rank."""
+        return cls(table, 0, len(table), _made=table)
+
+    @property
+    def table(self) -> Any:
+        """The rank's own table."""
+        if self._made is None:
+            self._made = self.cut(self.whole, slice(self.begin, self.end))
+        return self._made
+
+
+class RankTables(Sequence[Any]):
+    """Tables of ranks, whose columns are joined without a table for each rank."""
+
+    def __init__(self, rows: Sequence[RankRows]) -> None:
+        """``rows``: those of each rank."""
+        self._rows = rows
+
+    def __len__(self) -> int:
+        """Number of ranks."""
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> RankTables: ...
+    def __getitem__(self, index: Any) -> Any:
+        """Returns the table of one rank, or the tables of a slice of the ranks."""
+        if isinstance(index, slice):
+            return RankTables(self._rows[index])
+        return self._rows[index].table
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields the table of each rank."""
+        return (rows.table for rows in self._rows)
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Number of rows of each rank."""
+        return [rows.end - rows.begin for rows in self._rows]
+
+    @cached_property
+    def _pieces(self) -> list[tuple[Any, slice]]:
+        """Tables of several ranks, and in each the rows of ranks that follow one another."""
+        pieces: list[tuple[Any, slice]] = []
+        whole, begin, end = None, 0, 0
+        for rows in self._rows:
+            if rows.whole is whole and rows.begin == end:
+                end = rows.end
+                continue
+            if whole is not None:
+                pieces.append((whole, slice(begin, end)))
+            whole, begin, end = rows.whole, rows.begin, rows.end
+        return [*pieces, (whole, slice(begin, end))]
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Joins a column of all ranks."""
+        read = operator.attrgetter(name)
+        return joined_column(read(whole)[rows] for whole, rows in self._pieces)
+
+
 def joined(tables: Sequence[Any], name: str) -> npt.NDArray[Any]:
-    """Joins a column of the tables of ranks."""
+    """Joins a column of the tables of ranks; ``name`` may be dotted, for a table in a table."""
+    if isinstance(tables, RankTables) and len(tables):
+        return tables.column(name)
     return joined_column(map(operator.attrgetter(name), tables))
+
+
+def lengths_of(tables: Sequence[Any]) -> list[int]:
+    """Returns the number of rows of each rank."""
+    return tables.lengths if isinstance(tables, RankTables) else list(map(len, tables))
+
+
+def firsts_of(tables: Sequence[Any]) -> Ints:
+    """Returns ``first`` of the tables of ranks."""
+    return firsts(lengths_of(tables))
 
 
 def accumulated(ufunc: np.ufunc, values: npt.NDArray[Any], first: Ints) -> npt.NDArray[Any]:

@@ -11,7 +11,7 @@ from commprof.analysis.align.matching import Matching, last_awaited, matched
 from commprof.trace import columns
 from commprof.trace.columns import MOMENT, Buckets, Collectives, Finalizations, Ints
 from commprof.trace.lookup import distinct_rows
-from commprof.trace.ranks import Narrow
+from commprof.trace.ranks import Narrow, joined
 from commprof.trace.reader import Trace
 
 
@@ -84,7 +84,7 @@ def match_arrivals(
     Collectives and messages are matched with :func:`matching.match`. Times must be on a common
     clock, see :func:`clocks_are_shared`.
     """
-    issue_ns = np.concatenate([table.issue_ns for table in tables])
+    issue_ns = joined(tables, "issue_ns")
     awaited = last_awaited(matching, traces, tables, issue_ns)
     last_ns, late = (matching.split(part) for part in matching.at(issue_ns, awaited))
     number = matching.split(matching.numbers())

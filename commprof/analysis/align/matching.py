@@ -36,7 +36,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Buckets, Collectives, Ints
 from commprof.trace.documents import Group
 from commprof.trace.lookup import among, distinct_rows, joined_column, kept_once, look_up, repeated
-from commprof.trace.ranks import Narrow, joined
+from commprof.trace.ranks import Narrow, joined, lengths_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import AWAITS, NO_SEQ, OPS, POINT_TO_POINT, SOME_WAIT, Kind
 
@@ -129,7 +129,7 @@ def match(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Matching:
     parts = [_keys(traces[rows], tables[rows], groups) for rows in alike_ranks(traces)]
     *keys, expected = (joined_column(column) for column in zip(*parts, strict=True))
     del parts
-    lengths = tuple(len(table) for table in tables)
+    lengths = tuple(lengths_of(tables))
     rank = np.repeat(np.array([trace.rank for trace in traces], dtype=np.int32), lengths)
     described = tuple(group for _, group in groups.values())
     return matched(keys, expected, rank, lengths, described)
@@ -253,7 +253,7 @@ def held_up_by(
         ``other`` and ``other`` arrived before ``rank`` was done. It is also True where both are the
         same rank.
     """
-    op = joined_column(table.op for table in tables)
+    op = joined(tables, "op")
     rows = np.flatnonzero(among(op, *SOME_WAIT))
     rows = rows[matching.complete[matching.member[rows]]]
     if len(rows) == 0:

@@ -27,6 +27,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import among, is_in, row_containing, row_of
 from commprof.trace.operations import codes_of
+from commprof.trace.ranks import lengths_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, OPS, Kind, Phase
 from commprof.units import ns_to_ms
@@ -272,9 +273,7 @@ class Facts:
         if self.replays is None:
             return ()
         recorded_ns = self.replays.stretches[0][1].transfer_ns
-        return tuple(
-            np.split(recorded_ns, np.cumsum([len(table) for table in self.seen.tables])[:-1])
-        )
+        return tuple(np.split(recorded_ns, np.cumsum(lengths_of(self.seen.tables))[:-1]))
 
     def transferring_ns(self, position: int, mask: Mask) -> float:
         """Time for which the masked calls block a rank, without waiting for late ranks.

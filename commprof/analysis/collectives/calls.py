@@ -30,13 +30,21 @@ from commprof.analysis.align.alike_ranks import sizes_of_groups
 from commprof.analysis.align.device_timeline import device_collectives
 from commprof.analysis.align.matching import RECV, Matching, last_awaited
 from commprof.analysis.collectives.traffic import sizes_bytes
-from commprof.analysis.step.exposure import exposures_of, training_thread
+from commprof.analysis.step.exposure import exposures_of, training_threads
 from commprof.field_groups import FieldGroup
 from commprof.trace import columns
-from commprof.trace.columns import Collectives, Ints, Steps
+from commprof.trace.columns import Collectives, Ints, Steps, steps_of_ranks, tables_of
 from commprof.trace.documents import Group
 from commprof.trace.lookup import among, joined_column, kept_once, repeated, row_containing
-from commprof.trace.ranks import Narrow, firsts, in_blocks, joined, ranks_of, rows_containing
+from commprof.trace.ranks import (
+    Narrow,
+    firsts,
+    firsts_of,
+    in_blocks,
+    joined,
+    ranks_of,
+    rows_containing,
+)
 from commprof.trace.reader import Trace
 from commprof.trace.schema import (
     FLAG_DEVICE_ASYNC,
@@ -340,7 +348,7 @@ def calls_of(
     # time.
     exposed, phase, stack = cut(exposed), cut(phase), cut(stack)
     times, issue = _Times.of(traces, tables), joined(tables, "issue_ns")
-    failed = np.concatenate([table.failed for table in tables])
+    failed = joined(tables, "failed")
     duration = cut(np.where(times.exact, times.end - issue, np.nan))
     queue = cut(np.where((times.start > 0) & ~failed, times.start - issue, np.nan))
     failed = cut(failed)
@@ -386,7 +394,7 @@ class _Times:
         return cls(
             all_start_times(traces, tables),
             joined(tables, "end_ns"),
-            np.concatenate([table.end_is_exact & ~table.failed for table in tables]),
+            joined(tables, "end_is_exact") & ~joined(tables, "failed"),
             joined(tables, "op"),
         )
 
@@ -432,8 +440,8 @@ def _in_their_ranks(
     The columns are: True if the collective was issued in a measured step; ``CallTimes.exposed_ns``;
     ``Calls.phase``; ``Calls.stack``.
     """
-    waits = list(map(exposures_of, traces))
-    first_call, first_wait = (firsts(list(map(len, rows))) for rows in (tables, waits))
+    waits = tables_of(traces, exposures_of)
+    first_call, first_wait = (firsts_of(rows) for rows in (tables, waits))
     collective = joined(waits, "collective")
     counted = np.flatnonzero(
         (collective >= 0) & _measured(traces, measured_steps, joined(waits, "begin_ns"), first_wait)
@@ -466,7 +474,7 @@ def _phases_of(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Ints:
     """Returns :func:`phases_of` of some ranks, joined."""
     in_phase = _phases_at(traces, tables)
     if any(trace.recorded is not None and trace.recorded.phase is not None for trace in traces):
-        first = firsts(list(map(len, tables)))[1:-1]
+        first = firsts_of(tables)[1:-1]
         for trace, table, part in zip(traces, tables, np.split(in_phase, first), strict=True):
             if trace.recorded is not None and trace.recorded.phase is not None:
                 part[:] = trace.recorded.phase[table.op_id - 1]
@@ -480,9 +488,8 @@ def _measured(
     """True for times of ranks in a measured step; ``first``: the first time of each rank."""
     if measured is None:
         return np.ones(len(time_ns), dtype=np.bool_)
-    steps = [columns.steps(trace).numbered(measured) for trace in traces]
-    bounds_ns = joined(steps, "begin_ns"), joined(steps, "end_ns")
-    return rows_containing(*bounds_ns, firsts(list(map(len, steps))), time_ns, first) >= 0
+    steps, first_step = steps_of_ranks(traces, measured)
+    return rows_containing(steps.begin_ns, steps.end_ns, first_step, time_ns, first) >= 0
 
 
 def step_at(steps: Steps, measured: Ints, time_ns: Ints) -> Ints:
@@ -494,13 +501,13 @@ def step_at(steps: Steps, measured: Ints, time_ns: Ints) -> Ints:
 
 def _phases_at(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Ints:
     """Phase of each rank's training thread when it issued each call; OTHER outside of phases."""
-    phases = list(map(columns.phases, traces))
-    rank = ranks_of(firsts(list(map(len, phases))))
-    thread = np.array(list(map(training_thread, traces)))
+    phases = tables_of(traces, columns.phases)
+    rank = ranks_of(firsts_of(phases))
+    thread = training_threads(traces)
     mine = np.flatnonzero(joined(phases, "thread") == thread[rank])
     begin_ns, end_ns = (joined(phases, name)[mine] for name in ("begin_ns", "end_ns"))
     first = firsts(np.bincount(rank[mine], minlength=len(traces)))
-    first_call = firsts(list(map(len, tables)))
+    first_call = firsts_of(tables)
     row = rows_containing(begin_ns, end_ns, first, joined(tables, "issue_ns"), first_call)
     key = np.append(joined(phases, "key")[mine], int(Phase.OTHER))[row]  # row -1: OTHER
     return np.where(key < len(Phase), key, int(Phase.OTHER)).astype(np.int64)

@@ -30,7 +30,7 @@ from commprof.analysis.collectives.traffic import sent_to_other_hosts
 from commprof.analysis.step.measured import Observed
 from commprof.text import named_ranks
 from commprof.trace import columns
-from commprof.trace.ranks import firsts, joined, ranks_of, rows_containing
+from commprof.trace.ranks import firsts_of, joined, lengths_of, ranks_of, rows_containing
 from commprof.trace.reader import Trace
 from commprof.units import ns_to_s
 
@@ -119,7 +119,7 @@ def host_links(world_size: int, ranks: Sequence[Observed]) -> HostLinks | None:
     problem = _problem(world_size, ranks, places)
     traces, tables = [rank.trace for rank in ranks], [rank.table for rank in ranks]
     if problem:
-        sent = np.full(sum(map(len, tables)), np.nan)
+        sent = np.full(sum(lengths_of(tables)), np.nan)
     else:
         sent = sent_to_other_hosts(traces, tables, places)
     recorded = float(sent.sum())
@@ -186,8 +186,8 @@ def _sent_in_steps(ranks: Sequence[Observed], sent: npt.NDArray[np.float64]) -> 
     index, begin_ns, end_ns = (joined(marks, name) for name in ("index", "begin_ns", "end_ns"))
     chosen = np.isin(index, ranks[0].parts.step)
     tables = [rank.table for rank in ranks]
-    first = firsts(list(map(len, tables)))
-    of_steps = firsts(list(map(len, marks)))
+    first = firsts_of(tables)
+    of_steps = firsts_of(marks)
     row = rows_containing(begin_ns, end_ns, of_steps, joined(tables, "issue_ns"), first)
     inside = row >= 0
     inside[inside] = chosen[row[inside]]

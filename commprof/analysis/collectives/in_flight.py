@@ -29,9 +29,9 @@ from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.analysis.step.breakdown import time_covered
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace import columns
-from commprof.trace.columns import Collectives, Ints
+from commprof.trace.columns import Collectives, Ints, steps_of_ranks, tables_of
 from commprof.trace.lookup import distinct_rows, is_in, joined_column, kept_once, rows_of
-from commprof.trace.ranks import RankTimes, firsts, joined, ranks_of, rows_containing
+from commprof.trace.ranks import RankTimes, firsts, firsts_of, joined, ranks_of, rows_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, op_name
 from commprof.units import ns_to_ms
@@ -55,8 +55,8 @@ def times_in_flight(
     if len(measured_steps) == 0:
         return ()
     total_ns: dict[int, float] = {}
-    steps = list(map(columns.steps, traces))
-    rank, rank_of_step = (ranks_of(firsts(list(map(len, rows)))) for rows in (tables, steps))
+    steps = tables_of(traces, columns.steps)
+    rank, rank_of_step = (ranks_of(firsts_of(rows)) for rows in (tables, steps))
     op, issue_ns, end_ns = (joined(tables, name) for name in ("op", "issue_ns", "end_ns"))
     ended = np.flatnonzero(end_ns > issue_ns)
     op, rank, issue_ns, end_ns = (column[ended] for column in (op, rank, issue_ns, end_ns))
@@ -143,11 +143,9 @@ def step_times_in_flight(seen: MeasuredWorld) -> StepTimesInFlight:
     tables, measured = seen.tables, seen.measured.step
     kind, kinds = _kinds(seen)
     issue_ns, end_ns = joined(tables, "issue_ns"), joined(tables, "end_ns")
-    of_ranks = [columns.steps(trace).numbered(measured) for trace in seen.traces]
-    first_step = firsts(list(map(len, of_ranks)))
-    begins_ns, ends_ns = (joined(of_ranks, name) for name in ("begin_ns", "end_ns"))
+    steps, first_step = steps_of_ranks(seen.traces, measured)
     first_call = firsts(seen.matching.lengths)
-    within = rows_containing(begins_ns, ends_ns, first_step, issue_ns, first_call)
+    within = rows_containing(steps.begin_ns, steps.end_ns, first_step, issue_ns, first_call)
     bucket = joined_column(map(bucket_numbers, seen.recorded, tables))
     used = np.flatnonzero((within >= 0) & (end_ns >= issue_ns))
     step = within[used] - first_step[ranks_of(first_call)[used]]
@@ -212,7 +210,7 @@ def _flight_parts(seen: MeasuredWorld, matching: Matching, issue: Ints) -> tuple
     queue and wait are 0, and transfer is the whole time; transfer is -1 if no end was recorded.
     """
     end = joined(seen.tables, "end_ns")
-    exact = np.concatenate([table.end_is_exact for table in seen.tables])
+    exact = joined(seen.tables, "end_is_exact")
     start = all_start_times(seen.traces, seen.tables)
     (last_issue, _), (last_start, _) = (
         matching.at(times, last_awaited(matching, seen.traces, seen.tables, times))

@@ -33,7 +33,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import among
 from commprof.trace.operations import REDUCING, UNEVEN, codes_of
-from commprof.trace.ranks import firsts, joined
+from commprof.trace.ranks import firsts_of, joined
 from commprof.trace.reader import Trace
 from commprof.trace.schema import (
     FLAG_SPARSE,
@@ -552,7 +552,7 @@ def _keys(
     a name after ``destroy_process_group``.
     """
     number, op, seq = (joined(tables, name) for name in ("group", "op", "seq"))
-    first_row = firsts(list(map(len, tables)))
+    first_row = firsts_of(tables)
     group = np.full(len(op), -1, dtype=np.int64)
     turns: Counter[str] = Counter()
     for described in sorted(traces[0].groups.values(), key=lambda each: each.id):

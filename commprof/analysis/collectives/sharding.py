@@ -27,6 +27,7 @@ from commprof.text import in_ms
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import row_containing
+from commprof.trace.ranks import joined
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, Phase
 from commprof.units import ns_to_ms
@@ -103,7 +104,7 @@ def sharding(seen: MeasuredWorld, directory: str = "") -> Sharding | None:
     ``directory`` is the run directory, for the ``commprof predict`` command that a report advises.
     """
     steps = seen.measured.step
-    if not len(steps) or not any(_is_sharded(table) for table in seen.tables):
+    if not len(steps) or not _is_sharded(seen.tables):
         return None
     rows = [
         each
@@ -119,8 +120,9 @@ def sharding(seen: MeasuredWorld, directory: str = "") -> Sharding | None:
     return Sharding(tuple(parts), max(row.groups for row in rows), directory)
 
 
-def _is_sharded(table: Collectives) -> bool:
-    return bool(((table.op == _SCATTER) & (table.graph_task >= 0)).any())
+def _is_sharded(tables: Sequence[Collectives]) -> bool:
+    scatters = np.flatnonzero(joined(tables, "op") == _SCATTER)
+    return len(scatters) > 0 and bool((joined(tables, "graph_task")[scatters] >= 0).any())
 
 
 @dataclass(frozen=True)

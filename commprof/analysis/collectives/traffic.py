@@ -25,7 +25,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Buckets, Collectives, Ints
 from commprof.trace.lookup import among, distinct_rows
 from commprof.trace.operations import codes_of, family
-from commprof.trace.ranks import firsts, joined, ranks_of
+from commprof.trace.ranks import firsts_of, joined, ranks_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, op_name
 from commprof.trace.summary import Summary
@@ -176,7 +176,7 @@ def sent_to_other_hosts(
     numbers: dict[object, int] = {}
     number_of = np.array([numbers.setdefault(host, len(numbers)) for host in hosts])
     factors = [_Factors(trace.rank, number_of) for trace in traces]
-    place = ranks_of(firsts(list(map(len, tables))))
+    place = ranks_of(firsts_of(tables))
     op, peer, bytes_in, bytes_out = (
         joined(tables, name) for name in ("op", "peer", "bytes_in", "bytes_out")
     )

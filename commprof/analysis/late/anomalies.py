@@ -36,9 +36,9 @@ from commprof.analysis.step.rank_parts import RankParts
 from commprof.stats.intervals import robust_deviation
 from commprof.text import named_ranks, plain_digits
 from commprof.trace import columns
-from commprof.trace.columns import Collectives, Ints, Steps
+from commprof.trace.columns import Collectives, Ints, Steps, tables_of
 from commprof.trace.lookup import among, kept_once
-from commprof.trace.ranks import firsts, joined, rows_containing
+from commprof.trace.ranks import firsts_of, joined, rows_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES, POINT_TO_POINT
 from commprof.units import NS_PER_MS, ns_to_ms
@@ -483,13 +483,13 @@ def _bulk_of(traces: Sequence[Trace], tables: Sequence[Collectives]) -> tuple[In
 
     The size is also 0 if the collective failed, or if its end is not known exactly.
     """
-    steps = list(map(columns.steps, traces))
+    steps = tables_of(traces, columns.steps)
     row = rows_containing(
         joined(steps, "begin_ns"),
         joined(steps, "end_ns"),
-        firsts(list(map(len, steps))),
+        firsts_of(steps),
         joined(tables, "issue_ns"),
-        firsts(list(map(len, tables))),
+        firsts_of(tables),
     )
     op, bytes_in, bytes_out = (joined(tables, name) for name in ("op", "bytes_in", "bytes_out"))
     size = kept_once(_bulk_bytes(op, bytes_in, bytes_out, sizes_of_groups(traces, tables)))

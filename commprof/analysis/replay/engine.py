@@ -30,7 +30,8 @@ from commprof.analysis.align.matching import held_up_by
 from commprof.analysis.replay.program import ISSUE, MARK, STAND, Events, Program
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace.columns import Ints
-from commprof.trace.lookup import among, distinct_rows, joined_column
+from commprof.trace.lookup import among, distinct_rows
+from commprof.trace.ranks import joined
 from commprof.trace.schema import POINT_TO_POINT
 
 try:
@@ -176,11 +177,8 @@ def calls(seen: MeasuredWorld, stretches: Sequence[Sequence[Program]]) -> list[R
 
     ``stretches``: for each stretch, the programs of all ranks.
     """
-    issue, end = (
-        np.concatenate([getattr(table, name) for table in seen.tables])
-        for name in ("issue_ns", "end_ns")
-    )
-    op = joined_column(table.op for table in seen.tables)
+    issue, end = (joined(seen.tables, name) for name in ("issue_ns", "end_ns"))
+    op = joined(seen.tables, "op")
     end = np.maximum(end, issue)
     conditions = _conditions(seen, issue)
     begins = issue.astype(np.float64)
@@ -208,7 +206,7 @@ def _completed(seen: MeasuredWorld, end: Ints, begins: Floats) -> Ints:
     long after the row was complete. Such a row ends with the last row of its collective whose end
     was recorded; without such a row, it ends where it begins. It never ends later than ``end``.
     """
-    exact = np.concatenate([table.end_is_exact for table in seen.tables])
+    exact = joined(seen.tables, "end_is_exact")
     if exact.all():
         return end
     member = seen.matching.member

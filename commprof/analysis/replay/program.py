@@ -24,9 +24,9 @@ from commprof.analysis.replay.own_time import OwnTimes, apart
 from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace import columns
-from commprof.trace.columns import Ints, Spans
+from commprof.trace.columns import Ints, Spans, tables_of
 from commprof.trace.lookup import distinct_rows, is_in
-from commprof.trace.ranks import accumulated, firsts, joined, ranks_of
+from commprof.trace.ranks import accumulated, firsts, firsts_of, joined, ranks_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, PHASES, Phase
 
@@ -423,7 +423,7 @@ class _Ranks:
     def __init__(self, seen: MeasuredWorld, step: Ints) -> None:
         self._seen, self._step = seen, step
         traces = seen.traces
-        of_ranks = [columns.steps(trace) for trace in traces]
+        of_ranks = tables_of(traces, columns.steps)
         chosen = np.isin(joined(of_ranks, "index"), step)
         begin_ns, end_ns, thread = (
             joined(of_ranks, name)[chosen].reshape(len(traces), -1)
@@ -433,8 +433,8 @@ class _Ranks:
         self._step_begin_ns, self._step_end_ns = begin_ns, end_ns
         self._begin_ns, self.until_ns = begin_ns[:, 0], end_ns[:, -1]
         self._thread = thread[:, 0]
-        exposed = [exposures_of(trace) for trace in traces]
-        self._first_wait = firsts(list(map(len, exposed)))
+        exposed = tables_of(traces, exposures_of)
+        self._first_wait = firsts_of(exposed)
         self._exposed = apart(
             Exposures(
                 *(joined(exposed, name) for name in ("collective", "graph_task")),
@@ -443,7 +443,7 @@ class _Ranks:
             self._first_wait,
         )
         self._own = OwnTimes(self._exposed, self._first_wait, self._begin_ns, self.until_ns)
-        self._first_call = firsts([len(table) for table in seen.tables])
+        self._first_call = firsts_of(seen.tables)
         self._issue_ns, self._end_ns = (
             joined(seen.tables, name) for name in ("issue_ns", "end_ns")
         )
@@ -580,12 +580,14 @@ class _Ranks:
         which the script itself waited are left out. Backward passes of FSDP2 have no finalisation,
         because FSDP2 waits for its collectives earlier in backward.
         """
-        spans = [columns.finalizations(trace).span for trace in self._seen.traces]
-        rank_of_span = ranks_of(firsts(list(map(len, spans))))
-        mine = np.flatnonzero(joined(spans, "thread") == self._thread[rank_of_span])
+        passes = tables_of(self._seen.traces, columns.finalizations)
+        rank_of_span = ranks_of(firsts_of(passes))
+        mine = np.flatnonzero(joined(passes, "span.thread") == self._thread[rank_of_span])
         if not len(mine):
             return _none(), _none()
-        key, begin_ns, end_ns = (joined(spans, name) for name in ("key", "begin_ns", "end_ns"))
+        key, begin_ns, end_ns = (
+            joined(passes, f"span.{name}") for name in ("key", "begin_ns", "end_ns")
+        )
         task = self._calls("graph_task")
         candidate = (task >= 0) & (self._end_ns > 0)
         waited_for = self._exposed.collective >= 0
@@ -608,8 +610,8 @@ class _Ranks:
 
     def borders(self) -> _Borders:
         """Returns the borders of steps and phases of all ranks."""
-        spans = [columns.phases(trace) for trace in self._seen.traces]
-        rank = ranks_of(firsts(list(map(len, spans))))
+        spans = tables_of(self._seen.traces, columns.phases)
+        rank = ranks_of(firsts_of(spans))
         phases = Spans(*(joined(spans, name) for name in ("key", "thread", "begin_ns", "end_ns")))
         mine = (phases.thread == self._thread[rank]) & (phases.key < len(Phase))
         begin_ns, end_ns = phases.begin_ns[mine], phases.end_ns[mine]

@@ -7,7 +7,7 @@ communication counts only as waiting. During all other pauses the thread would h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.trace import columns
-from commprof.trace.columns import Collectives, Finalizations, Ints, Spans
+from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, tables_of
 from commprof.trace.lookup import row_of
+from commprof.trace.ranks import firsts_of, joined
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES
 from commprof.trace.stretches import (
@@ -91,6 +92,15 @@ def training_thread(trace: Trace) -> int:
         return int(steps.thread[0])
     thread = columns.collectives(trace).thread
     return int(np.bincount(thread).argmax()) if len(thread) else 0
+
+
+def training_threads(traces: Sequence[Trace]) -> Ints:
+    """Returns :func:`training_thread` of each trace."""
+    steps = tables_of(traces, columns.steps)
+    first = firsts_of(steps)
+    if (np.diff(first) > 0).all():
+        return joined(steps, "thread")[first[:-1]]
+    return np.array(list(map(training_thread, traces)))
 
 
 def _columns(part: Exposures) -> tuple[Ints, Ints, Ints, Ints, Floats]:

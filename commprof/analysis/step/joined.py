@@ -13,8 +13,8 @@ cannot be joined is a block of its own, with its own trace.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 import numpy as np
@@ -32,15 +32,17 @@ from commprof.trace.columns import (
     Steps,
     discard,
     keep,
+    keep_rows,
     shifted,
     shifted_ns,
+    tables_of,
 )
 from commprof.trace.device_activity import DeviceActivity
-from commprof.trace.found_steps import DECLARED
+from commprof.trace.found_steps import DECLARED, UPDATE
 from commprof.trace.joined_records import KINDS, LARGEST, JoinedRecords
 from commprof.trace.lookup import Table, joined_column, map_columns, rows_of
 from commprof.trace.packed import packed
-from commprof.trace.ranks import MOST_ROWS
+from commprof.trace.ranks import MOST_ROWS, firsts_of, lengths_of
 from commprof.trace.ranks import joined as joined_columns
 from commprof.trace.reader import Trace
 from commprof.trace.schema import MOMENTS, STEP_DECLARED, Kind, Records
@@ -79,7 +81,7 @@ class RankBlock:
     calls: Ints
     steps: Ints
     #: Calls of each rank, with the rank's own times and ids.
-    tables: list[Collectives]
+    tables: Sequence[Collectives]
 
     def __len__(self) -> int:
         """Number of ranks."""
@@ -118,7 +120,8 @@ class RankBlock:
         if len(self) == 1:
             return of_ranks[0]
         count = np.diff(self.calls)
-        calls = shifted(joined_tables(of_ranks), np.repeat(self.shift_ns, count))
+        calls = Collectives(*(joined_columns(of_ranks, each.name) for each in fields(Collectives)))
+        calls = shifted(calls, np.repeat(self.shift_ns, count))
         passes, task = calls.graph_task, np.repeat(self.task_shift, count)
         return replace(
             calls,
@@ -143,11 +146,14 @@ class RankBlock:
             discard(self.trace, columns.collectives)
         discard(self.trace, columns.waits)
 
-    def exposures_of_ranks(self) -> list[Exposures]:
-        """Returns the waiting of each rank, with the rank's own times and ids."""
+    def exposures_of_ranks(self) -> tuple[Exposures, Ints]:
+        """Returns the waiting of all ranks, with the rank's own times and ids.
+
+        Also returns the first row of each rank, and then the number of all rows.
+        """
         found = exposures_of(self.trace)
         if len(self) == 1:
-            return [found]
+            return found, np.array([0, len(found)])
         rank = self.rank_at(found.begin_ns)
         shift_ns = self.shift_ns[rank]
         whole = Exposures(
@@ -157,15 +163,14 @@ class RankBlock:
             found.end_ns - shift_ns,
             found.waited_ns,
         )
-        cuts = np.searchsorted(rank, np.arange(len(self) + 1)).tolist()
-        return [rows_of(whole, slice(*of_rank)) for of_rank in itertools.pairwise(cuts)]
+        return whole, np.searchsorted(rank, np.arange(len(self) + 1))
 
     def hand_tables_to(self, traces: Sequence[Trace]) -> None:
         """Gives each rank its own ``exposures_of`` and ``device_times``; the block drops both."""
         if len(self) == 1:
             return
-        for trace, exposed in zip(traces, self.exposures_of_ranks(), strict=True):
-            keep(trace, exposures_of, exposed)
+        whole, first = self.exposures_of_ranks()
+        keep_rows(traces, exposures_of, whole, np.diff(first))
         discard(self.trace, exposures_of)
         if self.trace.device_activity is not None:
             ran = device_times(self.trace)
@@ -219,7 +224,7 @@ def _rows(trace: Trace) -> int:
 
 
 def _keep_steps(traces: Sequence[Trace], records: JoinedRecords) -> None:
-    """Gives each rank its ``columns.steps``, if the script marked all of its boundaries."""
+    """Gives each rank its ``columns.steps``, unless its steps end at backward passes."""
     count = records.counts(Kind.STEP)
     begins_ns, step, ends, declared, thread = (
         records.recorded(Kind.STEP, name)
@@ -228,17 +233,23 @@ def _keep_steps(traces: Sequence[Trace], records: JoinedRecords) -> None:
     time_ns, step, thread = (column.astype(np.int64) for column in (begins_ns, step, thread))
     ends, declared = ends == 1, declared == STEP_DECLARED
     rank = np.repeat(np.arange(len(traces)), count)
-    marked, ended = (
-        np.bincount(rank[mask], minlength=len(traces)) for mask in (declared, declared & ends)
+    by_script, ended = (
+        np.bincount(rank[mask], minlength=len(traces)) > 0 for mask in (declared & ends, ends)
     )
+    chosen = np.where(by_script[rank], declared, ended[rank])
+    if not chosen.all():
+        time_ns, step, ends, thread, rank = (
+            column[chosen] for column in (time_ns, step, ends, thread, rank)
+        )
     complete = ends[1:] & (step[:-1] + ends[:-1] == step[1:]) & (rank[1:] == rank[:-1])
     rows = 1 + np.flatnonzero(complete)
     index, begin_ns, end_ns, thread = step[rows], time_ns[rows - 1], time_ns[rows], thread[rows]
-    of_ranks = _slices(np.bincount(rank[rows], minlength=len(traces)))
-    for number in np.flatnonzero((marked == count) & (ended > 0)).tolist():
-        mine = of_ranks[number]
-        steps = Steps(index[mine], begin_ns[mine], end_ns[mine], thread[mine], DECLARED)
-        keep(traces[number], columns.steps, steps)
+    number = np.bincount(rank[rows], minlength=len(traces))
+    for source, has in ((DECLARED, by_script), (UPDATE, ended & ~by_script)):
+        some = [trace for trace, is_one in zip(traces, has.tolist(), strict=True) if is_one]
+        mine = np.flatnonzero(has[rank[rows]])
+        whole = Steps(index[mine], begin_ns[mine], end_ns[mine], thread[mine], source)
+        keep_rows(some, columns.steps, whole, number[has], Steps.between)
 
 
 def _shapes(
@@ -249,12 +260,10 @@ def _shapes(
     The kinds are finalised backward passes of the training thread, activity of a device, and
     kernels of communication in this activity. None if the rank cannot be joined.
     """
-    training = np.array(
-        [
-            -1 if span is None else int(columns.steps(trace).thread[0])
-            for trace, span in zip(traces, spans, strict=True)
-        ]
-    )
+    steps = tables_of(traces, columns.steps)
+    known = np.array([span is not None for span in spans], dtype=np.bool_)
+    training = np.full(len(traces), -1)
+    training[known] = joined_columns(steps, "thread")[firsts_of(steps)[:-1][known]]
     rank = np.repeat(np.arange(len(traces)), records.counts(Kind.FINALIZE_END))
     ended = records.recorded(Kind.FINALIZE_END, "thread").astype(np.int64)
     finalised = np.bincount(rank[ended == training[rank]], minlength=len(traces)) > 0
@@ -291,11 +300,10 @@ def _spans_ns(traces: Sequence[Trace], records: JoinedRecords) -> list[tuple[int
             if len(ran):
                 first_ns[index] = min(first_ns[index], ran.begin_ns[0])
                 last_ns[index] = max(last_ns[index], ran.end_ns[-1])
+    steps = lengths_of(tables_of(traces, columns.steps))
     return [
-        (first - _APART_NS, last + _APART_NS)
-        if 0 < first <= last < 2**61 and len(columns.steps(trace))
-        else None
-        for trace, first, last in zip(traces, first_ns.tolist(), last_ns.tolist(), strict=True)
+        (first - _APART_NS, last + _APART_NS) if 0 < first <= last < 2**61 and count else None
+        for count, first, last in zip(steps, first_ns.tolist(), last_ns.tolist(), strict=True)
     ]
 
 
@@ -317,9 +325,10 @@ def _block(
     if LARGEST in (records.operation_shift[-1], records.pass_shift[-1]):
         return None
     source = replace(traces[0], records=cast("Records", records))
-    steps = [columns.steps(trace) for trace in traces]
-    threads = np.array([int(each.thread[0]) for each in steps])
-    count_steps = list(map(len, steps))
+    steps = tables_of(traces, columns.steps)
+    first_step = firsts_of(steps)
+    threads = joined_columns(steps, "thread")[first_step[:-1]]
+    count_steps = lengths_of(steps)
     passes = columns.finalizations(source)
     cuts = np.searchsorted(passes.span.begin_ns, begins_ns)
     count_passes = np.diff(np.append(cuts, len(passes.span))).tolist()
@@ -329,8 +338,8 @@ def _block(
         return None
     ranks = _Ranks(traces, threads, shift_ns, records.operation_shift, records.pass_shift)
     trace = replace(traces[0], records=columns.NO_RECORDS, summary=None, passes=None, recorded=None)
-    index, begin_ns, end_ns, _ = (
-        joined_columns(steps, name) for name in ("index", "begin_ns", "end_ns", "thread")
+    index, begin_ns, end_ns = (
+        joined_columns(steps, name) for name in ("index", "begin_ns", "end_ns")
     )
     moved_ns = np.repeat(shift_ns, count_steps)
     in_training = np.full(len(index), _TRAINING)
@@ -344,7 +353,8 @@ def _block(
         activity = DeviceActivity.joined(activities, shift_ns)
         keep(trace, device_times, times_in_steps(activity, columns.steps(trace)))
     phases, count = columns.phases(source), records.counts(Kind.PHASE)
-    keep(trace, columns.phases, ranks.share(columns.phases, phases, count))
+    keep(trace, columns.phases, ranks.of_block(phases, count))
+    keep_rows(traces, columns.phases, ranks.as_recorded(phases, count), count)
     # Only the figures of a block need these tables; a rank makes its own tables when they are
     # needed.
     for make, kind in (
@@ -354,22 +364,18 @@ def _block(
     ):
         keep(trace, make, ranks.of_block(make(source), records.counts(kind)))
     keep(trace, columns.helpers_cpu, _helpers_cpu(traces, records, columns.run_delays(trace)))
-    whole = ranks.spans(passes.span, count_passes, ranks.task_shift)
-    keep(trace, columns.finalizations, replace(passes, span=whole[0]))
-    rows = _slices(count_passes)
-    for rank, span, mine in zip(traces, whole[1], rows, strict=True):
-        keep(
-            rank,
-            columns.finalizations,
-            Finalizations(span, passes.blocked_ns[mine], passes.no_core_ns[mine]),
-        )
+    span = ranks.of_block(passes.span, count_passes)
+    keep(trace, columns.finalizations, replace(passes, span=span))
+    span = ranks.as_recorded(passes.span, count_passes)
+    span = replace(span, key=span.key - np.repeat(ranks.task_shift, count_passes))
+    own = Finalizations(span, passes.blocked_ns, passes.no_core_ns)
+    keep_rows(traces, columns.finalizations, own, count_passes)
     counters, count = columns.host_counts(source), records.counts(Kind.HOST_COUNTS)
     of_block = {name: ranks.of_block(spans_, count) for name, spans_ in counters.items()}
     keep(trace, columns.host_counts, of_block)
     count_calls = records.counts(Kind.ISSUE)
-    tables = ranks.calls(columns.collectives(source), count_calls)
-    for rank, table in zip(traces, tables, strict=True):
-        keep(rank, columns.collectives, table)
+    own_calls = ranks.calls(columns.collectives(source), count_calls)
+    keep_rows(traces, columns.collectives, own_calls, count_calls)
     return RankBlock(
         place,
         trace,
@@ -379,8 +385,8 @@ def _block(
         ranks.call_shift,
         threads,
         np.cumsum([0, *count_calls]),
-        np.cumsum([0, *count_steps]),
-        tables,
+        first_step,
+        tables_of(traces, columns.collectives),
     )
 
 
@@ -401,46 +407,23 @@ class _Ranks:
     call_shift: Ints
     task_shift: Ints
 
-    def share(
-        self, make: Callable[[Trace], Spans], spans: Spans, count: Sequence[int] | Ints
-    ) -> Spans:
-        """Caches each rank's own rows as the result of ``make``; returns the table of the block."""
-        whole, of_ranks = self.spans(spans, count, None)
-        for trace, rows in zip(self.traces, of_ranks, strict=True):
-            keep(trace, make, rows)
-        return whole
-
-    def spans(
-        self, spans: Spans, count: Sequence[int] | Ints, keys: Ints | None
-    ) -> tuple[Spans, list[Spans]]:
-        """Returns :meth:`of_block` of a table, and each rank's rows as recorded.
-
-        ``keys``: per rank, the number that was added to its keys; None if keys were not shifted.
-        """
-        own = shifted(spans, -np.repeat(self.shift_ns, count))
-        if keys is not None:
-            own = replace(own, key=own.key - np.repeat(keys, count))
-        return self.of_block(spans, count), [rows_of(own, rows) for rows in _slices(count)]
+    def as_recorded(self, spans: Spans, count: Sequence[int] | Ints) -> Spans:
+        """Returns a table with each rank's own times."""
+        return shifted(spans, -np.repeat(self.shift_ns, count))
 
     def of_block(self, spans: Spans, count: Sequence[int] | Ints) -> Spans:
         """Returns a table whose threads are those of the block: training threads, and others."""
         thread = _block_threads(spans.thread, np.repeat(self.threads, count))
         return replace(spans, thread=thread)
 
-    def calls(self, calls: Collectives, count: Sequence[int] | Ints) -> list[Collectives]:
-        """Returns each rank's calls as recorded."""
+    def calls(self, calls: Collectives, count: Sequence[int] | Ints) -> Collectives:
+        """Returns the calls with each rank's own times and ids."""
         passes, task = calls.graph_task, np.repeat(self.task_shift, count)
-        own = replace(
+        return replace(
             shifted(calls, -np.repeat(self.shift_ns, count)),
             op_id=calls.op_id - np.repeat(self.call_shift, count),
             graph_task=np.where(passes >= 0, passes - task, passes),
         )
-        return [rows_of(own, rows) for rows in _slices(count)]
-
-
-def _slices(count: Sequence[int] | Ints) -> list[slice]:
-    ends = np.cumsum([0, *count]).tolist()
-    return [slice(*of_rank) for of_rank in itertools.pairwise(ends)]
 
 
 def _block_threads(thread: Ints, training: Ints) -> Ints:

@@ -37,9 +37,9 @@ from commprof.analysis.step.windows import StepWindows, steps_in, stretch, windo
 from commprof.memory import return_free_memory
 from commprof.stats.intervals import robust_deviation
 from commprof.trace import columns, schema
-from commprof.trace.columns import Collectives, Ints, Steps
+from commprof.trace.columns import Collectives, Ints, Steps, steps_of_ranks, tables_of
 from commprof.trace.packed import columns_of
-from commprof.trace.ranks import firsts, ranks_of, rows_containing
+from commprof.trace.ranks import firsts, firsts_of, ranks_of, rows_containing
 from commprof.trace.ranks import joined as joined_columns
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
@@ -54,16 +54,18 @@ def samples_read(traces: Sequence[Trace], step: Ints) -> list[float]:
     samples = columns_of([trace.records for trace in traces], Kind.PHASE, "seq").astype(np.int64)
     if not samples.any():
         return [math.nan] * len(traces)
-    steps, phases = list(map(columns.steps, traces)), list(map(columns.phases, traces))
-    thread = np.array([int(of_rank.thread[0]) if len(of_rank) else -1 for of_rank in steps])
-    rank = ranks_of(firsts(list(map(len, phases))))
+    steps, phases = (tables_of(traces, make) for make in (columns.steps, columns.phases))
+    first_step = firsts_of(steps)
+    of_step = np.append(joined_columns(steps, "thread"), -1)[first_step[:-1]]
+    thread = np.where(np.diff(first_step) > 0, of_step, -1)
+    rank = ranks_of(firsts_of(phases))
     read = np.flatnonzero((samples > 0) & (joined_columns(phases, "thread") == thread[rank]))
     samples, rank, begin_ns = samples[read], rank[read], joined_columns(phases, "begin_ns")[read]
-    chosen = [of_rank.numbered(step) for of_rank in steps]
+    chosen, first_chosen = steps_of_ranks(traces, step)
     row = rows_containing(
-        joined_columns(chosen, "begin_ns"),
-        joined_columns(chosen, "end_ns"),
-        firsts(list(map(len, chosen))),
+        chosen.begin_ns,
+        chosen.end_ns,
+        first_chosen,
         begin_ns,
         firsts(np.bincount(rank, minlength=len(traces))),
     )
@@ -227,7 +229,7 @@ class MeasuredSteps:
 class MeasuredWorld(MeasuredSteps):
     """Steps of one world size with their calls; for a long run, a sample of the steps."""
 
-    tables: list[Collectives]
+    tables: Sequence[Collectives]
     #: Assignment of the tables' rows to collectives.
     matching: Matching
     #: All steps of a long run, from which these steps are a sample; None if the run is not long.
@@ -375,7 +377,7 @@ class _Calls:
     ranks: list[int]
     recorded: list[Trace]
     traces: list[Trace]
-    tables: list[Collectives]
+    tables: Sequence[Collectives]
     matching: Matching
     parts: list[BlockParts]
     clocks_shared: bool
@@ -418,7 +420,7 @@ def _calls(
     clock_error = clock_error_us(clocks, traces)
     traces = on_common_clock(traces, clocks) if clocks else traces
     blocks, waits = joined(traces), list[Waiting]()
-    tables = [table for block in blocks for table in block.tables]
+    tables = tables_of(traces, columns.collectives)
     matching = match(traces, tables)
     known = match_arrivals(matching, traces, tables) if clocks else None
     for block in blocks:

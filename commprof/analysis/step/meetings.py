@@ -31,12 +31,12 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.arrivals import Arrivals, BucketArrivals
-from commprof.analysis.step.exposure import Exposures, training_thread
+from commprof.analysis.step.exposure import Exposures, training_threads
 from commprof.field_groups import FieldGroup
 from commprof.trace import columns
-from commprof.trace.columns import Collectives, Ints
+from commprof.trace.columns import Collectives, Ints, tables_of
 from commprof.trace.lookup import among, distinct_rows, map_columns, rows_of
-from commprof.trace.ranks import Narrow, RankTimes, accumulated, firsts, joined, ranks_of
+from commprof.trace.ranks import Narrow, RankTimes, accumulated, firsts, firsts_of, joined, ranks_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import BLOCKED_NS, POINT_TO_POINT, SOME_WAIT
 
@@ -120,8 +120,8 @@ class _Calls:
     ) -> None:
         """All lists have one entry per rank."""
         buckets = [of_rank.buckets for of_rank in arrivals]
-        first_call = firsts(list(map(len, tables)))
-        first_bucket = firsts(list(map(len, buckets)))
+        first_call = firsts_of(tables)
+        first_bucket = firsts_of(buckets)
         of_call = joined(arrivals, "collective")
         number = _both(of_call, joined(buckets, "number"))
         #: Indices of calls are below this number.
@@ -493,7 +493,7 @@ def _stops(
     """
     collective = joined(exposed, "collective")
     waits = _rows((joined(exposed, "graph_task") < 0) & (collective >= 0))
-    rank = ranks_of(firsts(list(map(len, exposed))))[waits]
+    rank = ranks_of(firsts_of(exposed))[waits]
     row = collective[waits] + first_call[rank]
     del collective
     # The end of a call is not taken from waits: one that did not block returns at a time of its
@@ -537,21 +537,20 @@ def _passes(
     call of the pass. ``known_ns``: end of each collective of all ranks, 0 if not known. The other
     arguments are as for :func:`_stops`.
     """
-    spans = [columns.finalizations(trace).span for trace in traces]
-    if not any(map(len, spans)):
+    passes = tables_of(traces, columns.finalizations)
+    first_pass = firsts_of(passes)
+    if not first_pass[-1]:
         return None
-    thread = np.array(list(map(training_thread, traces)))
-    rank = ranks_of(firsts(list(map(len, spans))))
-    key = joined(spans, "key")
-    mine = np.flatnonzero(joined(spans, "thread") == thread[rank])
+    thread = training_threads(traces)
+    rank = ranks_of(first_pass)
+    key = joined(passes, "span.key")
+    mine = np.flatnonzero(joined(passes, "span.thread") == thread[rank])
     mine = mine[np.lexsort((key[mine], rank[mine]))]
     task = np.where(among(joined(tables, "op"), *SOME_WAIT), -1, joined(tables, "graph_task"))
     task = np.concatenate((task, joined(buckets, "graph_task")))
     number = np.concatenate((of_call, joined(buckets, "number")))
     call_ns = np.concatenate((known_ns, joined(buckets, "end_ns")))
-    rank_of_call = np.concatenate(
-        [ranks_of(firsts(list(map(len, some)))) for some in (tables, buckets)]
-    )
+    rank_of_call = np.concatenate([ranks_of(firsts_of(some)) for some in (tables, buckets)])
     rows = np.flatnonzero(number >= 0)
     equal, first = distinct_rows(
         np.concatenate((rank[mine], rank_of_call[rows])), np.concatenate((key[mine], task[rows]))
@@ -562,5 +561,5 @@ def _passes(
     last_call_ns = np.zeros(len(mine), dtype=np.int64)
     np.maximum.at(last, at, number[rows])
     np.maximum.at(last_call_ns, at, call_ns[rows])
-    begin_ns, end_ns = (joined(spans, name)[mine] for name in ("begin_ns", "end_ns"))
+    begin_ns, end_ns = (joined(passes, f"span.{name}")[mine] for name in ("begin_ns", "end_ns"))
     return rank[mine], last, begin_ns, end_ns, last_call_ns

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from commprof.trace import columns
-from commprof.trace.columns import Collectives, Ints
+from commprof.trace.columns import Collectives, Ints, tables_of
 from commprof.trace.found_steps import UPDATE, communicating_backwards
-from commprof.trace.ranks import RankTimes, firsts, joined, ranks_of
+from commprof.trace.ranks import RankTimes, firsts_of, joined, ranks_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Phase
 
@@ -37,12 +37,12 @@ def merged_steps(traces: Sequence[Trace], tables: Sequence[Collectives] | None =
     if not detected:
         return set()
     traces = [traces[number] for number in detected]
-    steps, phases = [columns.steps(t) for t in traces], [columns.phases(t) for t in traces]
-    first_step = firsts(list(map(len, steps)))
+    steps, phases = tables_of(traces, columns.steps), tables_of(traces, columns.phases)
+    first_step = firsts_of(steps)
     rank_of_step = ranks_of(first_step)
     begin_ns, end_ns = (joined(steps, name) for name in ("begin_ns", "end_ns"))
     thread = joined(steps, "thread")[first_step[:-1]]
-    rank = ranks_of(firsts(list(map(len, phases))))
+    rank = ranks_of(firsts_of(phases))
     key, in_training = joined(phases, "key"), joined(phases, "thread") == thread[rank]
     times = RankTimes.of(len(traces), (rank_of_step, begin_ns), (rank_of_step, end_ns))
     bounds = times.key(rank_of_step, begin_ns), times.key(rank_of_step, end_ns)
@@ -60,7 +60,7 @@ def merged_steps(traces: Sequence[Trace], tables: Sequence[Collectives] | None =
             communicating_backwards(trace.records, number)
             for trace, number in zip(traces, thread.tolist(), strict=True)
         ]
-        passes = counted(ranks_of(firsts(list(map(len, of_ranks)))), np.concatenate(of_ranks))
+        passes = counted(ranks_of(firsts_of(of_ranks)), np.concatenate(of_ranks))
     else:
         backward = np.flatnonzero((key == Phase.BACKWARD) & in_training)
         chosen = [tables[number] for number in detected]
@@ -79,7 +79,7 @@ def merged_steps(traces: Sequence[Trace], tables: Sequence[Collectives] | None =
 def _communicated(rank: Ints, begin_ns: Ints, end_ns: Ints, tables: Sequence[Collectives]) -> Ints:
     """Returns the rows of the backward passes in which autograd issued a collective."""
     of_backward = np.flatnonzero(joined(tables, "graph_task") >= 0)
-    rank_of_call = ranks_of(firsts(list(map(len, tables))))[of_backward]
+    rank_of_call = ranks_of(firsts_of(tables))[of_backward]
     issue_ns = joined(tables, "issue_ns")[of_backward]
     times = RankTimes.of(len(tables), (rank, begin_ns), (rank, end_ns), (rank_of_call, issue_ns))
     issued = times.key(rank_of_call, issue_ns)

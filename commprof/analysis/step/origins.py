@@ -40,7 +40,7 @@ from commprof.analysis.step.spent import WAITING, RankTime
 from commprof.analysis.step.waiting import Waiting, split
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import rows_of
-from commprof.trace.ranks import Narrow
+from commprof.trace.ranks import Narrow, RankRows, RankTables
 from commprof.trace.reader import Trace
 
 Floats = npt.NDArray[np.float64]
@@ -269,8 +269,11 @@ def _shared(
     tables: Sequence[Collectives],
     arrivals: Sequence[Arrivals],
 ) -> SharedCalls:
-    exposed = [of_rank for block in blocks for of_rank in block.exposures_of_ranks()]
-    return SharedCalls(traces, tables, arrivals, exposed)
+    rows = []
+    for block in blocks:
+        whole, first = block.exposures_of_ranks()
+        rows += [RankRows(whole, *of_rank) for of_rank in itertools.pairwise(first.tolist())]
+    return SharedCalls(traces, tables, arrivals, RankTables(rows))
 
 
 def _explained(

@@ -21,7 +21,8 @@ from commprof.analysis.step import exposure
 from commprof.analysis.step import joined as blocks
 from commprof.commands import main
 from commprof.trace import columns, nccl, schema
-from commprof.trace.columns import DURATION, MOMENT, shifted
+from commprof.trace.columns import DURATION, MOMENT, Steps, shifted
+from commprof.trace.ranks import firsts_of, joined, lengths_of
 from commprof.trace.reader import Trace, read_trace
 from commprof.trace.schema import Kind
 from tests.support.builders import trace_bytes as made
@@ -320,6 +321,42 @@ def test_a_report_builds_each_table_once_per_rank_and_matches_once(tmp_path: Pat
     assert made["kept"] > 2 * len(TABLES) * 4  # requested far more often than built
     assert calls_of(profile, exposure.__file__)["exposures"] == 4
     assert calls_of(profile, matching.__file__)["match"] == 1
+
+
+def test_columns_of_ranks_are_joined_without_a_table_of_each_rank() -> None:
+    traces = [_with_steps(number) for number in range(5)]
+    of_ranks = [columns.steps(_with_steps(number)) for number in range(5)]
+    whole = Steps(*(joined(of_ranks[1:4], name) for name in _STEPS), "update")
+    columns.keep_rows(traces[1:4], columns.steps, whole, [1, 2, 3], Steps.between)
+    tables = columns.tables_of(traces, columns.steps)
+    assert lengths_of(tables) == [0, 1, 2, 3, 4]
+    assert firsts_of(tables).tolist() == [0, 0, 1, 3, 6, 10]
+    for rows in (slice(None), slice(2, 4), slice(2, 3), slice(0, 1), slice(0, 0)):
+        for name in _STEPS:
+            expected = [getattr(of_rank, name) for of_rank in of_ranks[rows]]
+            if expected:
+                assert joined(tables[rows], name).tolist() == np.concatenate(expected).tolist()
+        assert lengths_of(tables[rows]) == list(map(len, of_ranks[rows]))
+    assert columns.steps(traces[2]) is tables[2]
+    assert [steps.source for steps in tables] == ["declared", *["update"] * 3, "declared"]
+    assert [steps.end_ns.tolist() for steps in tables] == [s.end_ns.tolist() for s in of_ranks]
+    chosen, first = columns.steps_of_ranks(traces, np.array([0, 2]))
+    assert chosen.index.tolist() == [0, 0, 0, 2, 0, 2]
+    assert chosen.end_ns.tolist() == [
+        of.end_ns[at] for of in of_ranks for at in (0, 2)[: len(of)] if at < len(of)
+    ]
+    assert first.tolist() == [0, 0, 1, 2, 4, 6]
+
+
+_STEPS = ("index", "begin_ns", "end_ns", "thread")
+
+
+def _with_steps(number: int) -> Trace:
+    """A trace of ``number`` steps."""
+    rank = Rank()
+    for step in range(number):
+        rank.step(step * MS, (step + 1) * MS)
+    return rank.trace()
 
 
 def test_a_trace_with_more_records_has_separate_tables() -> None:

@@ -25,6 +25,7 @@ from tests.support.builders.exact.simulation import simulate
 from tests.support.builders.profiler_traces import document, kernel, rank_events, write
 from tests.support.builders.random_run import RandomRun
 from tests.support.builders.traces import Rank, world_run
+from tests.unit.trace.test_found_steps import SKIPPED, UPDATED, backward, mark, trace_of
 
 
 def _figures(ranks: list[Rank]) -> dict[str, object]:
@@ -140,6 +141,31 @@ def test_tables_of_each_rank_are_those_that_it_has_alone(seed: int) -> None:
         passes, own = columns.finalizations(trace), columns.finalizations(expected)
         _same(vars(passes.span), vars(own.span))
         _same({"blocked_ns": passes.blocked_ns}, {"blocked_ns": own.blocked_ns})
+
+
+def test_steps_that_are_found_for_all_ranks_are_those_of_each_rank_alone(tmp_path: Path) -> None:
+    start = mark(5, 0, ends=False)
+    passes = [row for begin in (6, 15) for row in backward(begin, begin + 3)]
+    of_ranks = [
+        [start, mark(10, 0), mark(20, 1)],
+        [start, mark(8, 0, UPDATED), mark(10, 1), mark(20, 2), mark(30, 3)],
+        [start, mark(10, 0, UPDATED), mark(20, 1, UPDATED)],
+        [start, mark(10, 0, UPDATED), mark(15, 0, ends=False), mark(20, 1, SKIPPED)],
+        [start, mark(10, 0, UPDATED), mark(30, 2, UPDATED), mark(40, 3, UPDATED)],
+        [start, *passes],
+        [start],
+        [],
+    ]
+    traces, alone = ([trace_of(tmp_path, *rows) for rows in of_ranks] for _ in range(2))
+    joined.joined(traces)
+    sources = []
+    for trace, expected in zip(traces, map(columns.steps, alone), strict=True):
+        found = columns.steps(trace)
+        sources.append(found.source)
+        assert found.source == expected.source
+        for name in ("index", "begin_ns", "end_ns", "thread"):
+            assert getattr(found, name).tolist() == getattr(expected, name).tolist()
+    assert sources == [*["declared"] * 2, *["update"] * 3, "backward", *["declared"] * 2]
 
 
 def _same(found: dict[str, Ints], expected: dict[str, Ints]) -> None:
