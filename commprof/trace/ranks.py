@@ -108,6 +108,10 @@ class RankTables(Sequence[Any]):
             whole, begin, end = rows.whole, rows.begin, rows.end
         return [*pieces, (whole, slice(begin, end))]
 
+    def wholes(self) -> list[Any]:
+        """Returns for each rank the table that holds its rows."""
+        return [rows.whole for rows in self._rows]
+
     def column(self, name: str) -> npt.NDArray[Any]:
         """Joins a column of all ranks."""
         read = operator.attrgetter(name)
@@ -119,6 +123,12 @@ def joined(tables: Sequence[Any], name: str) -> npt.NDArray[Any]:
     if isinstance(tables, RankTables) and len(tables):
         return tables.column(name)
     return joined_column(map(operator.attrgetter(name), tables))
+
+
+def of_tables(tables: Sequence[Any], name: str) -> list[Any]:
+    """Returns for each rank's table an attribute that is no column, such as the source of steps."""
+    wholes = tables.wholes() if isinstance(tables, RankTables) else tables
+    return list(map(operator.attrgetter(name), wholes))
 
 
 def lengths_of(tables: Sequence[Any]) -> list[int]:

@@ -13,6 +13,7 @@ from commprof.trace.columns import MOMENT, Buckets, Collectives, Finalizations, 
 from commprof.trace.lookup import distinct_rows
 from commprof.trace.ranks import Narrow, joined
 from commprof.trace.reader import Trace
+from commprof.trace.schema import Kind
 
 
 def _none() -> Ints:
@@ -102,9 +103,9 @@ def bucket_arrivals(traces: Sequence[Trace], first_number: int) -> list[BucketAr
         traces: traces of the ranks, on a common clock.
         first_number: smallest ``number`` to give to a bucket; collectives have smaller numbers.
     """
-    tables = [columns.buckets(trace) for trace in traces]
-    if not any(map(len, tables)):
+    if not any(len(columns.of_kind(trace.records, Kind.BUCKET)) for trace in traces):
         return [BucketArrivals() for _ in traces]
+    tables = [columns.buckets(trace) for trace in traces]
     names: dict[str, int] = {}
     found = [_bucket_keys(*of_rank, names) for of_rank in zip(traces, tables, strict=True)]
     lengths = tuple(map(len, tables))

@@ -14,7 +14,7 @@ from commprof.analysis.collectives.in_flight import TimeInFlight, times_in_fligh
 from commprof.analysis.collectives.kinds import CollectiveRow, collective_rows
 from commprof.analysis.collectives.sharding import Sharding, sharding
 from commprof.analysis.evidence import Evidence, Figure
-from commprof.analysis.step.measured import MeasuredWorld, observed_ranks
+from commprof.analysis.step.measured import MeasuredWorld
 from commprof.field_groups import FieldGroup
 from commprof.trace import columns
 from commprof.trace.exchanged import exchanged_by_each, trained_by
@@ -70,7 +70,7 @@ def communication(run: WorldRun, seen: MeasuredWorld) -> Communication:
         collectives=collective_rows(seen.matching, traces, tables, step, seen.clocks_shared),
         times_in_flight=times_in_flight(traces, tables, step),
         compression=compression_rows(traces, step, run.world_size),
-        host_links=None if foreign else host_links(run.world_size, observed_ranks(seen)),
+        host_links=None if foreign else host_links(run.world_size, seen),
         sharding=None if foreign else sharding(seen, str(run_of(run.directory, run.world_size))),
         no_ddp="" if foreign else _no_ddp(seen.all_steps.recorded),
         apart=None if foreign else _apart(run, seen),

@@ -27,9 +27,10 @@ from commprof.analysis.align.interfaces import (
     unknown_hosts,
 )
 from commprof.analysis.collectives.traffic import sent_to_other_hosts
-from commprof.analysis.step.measured import Observed
+from commprof.analysis.step.measured import MeasuredWorld, Observed, observed_ranks
 from commprof.text import named_ranks
 from commprof.trace import columns
+from commprof.trace.columns import tables_of
 from commprof.trace.ranks import firsts_of, joined, lengths_of, ranks_of, rows_containing
 from commprof.trace.reader import Trace
 from commprof.units import ns_to_s
@@ -95,13 +96,14 @@ class HostLinks:
         return 0 < self.difference <= most
 
 
-def host_links(world_size: int, ranks: Sequence[Observed]) -> HostLinks | None:
+def host_links(world_size: int, seen: MeasuredWorld) -> HostLinks | None:
     """Returns the use of the links between hosts; None if all ranks ran on one host.
 
     Args:
         world_size: ranks of the job.
-        ranks: the ranks that left a trace, in order.
+        seen: the ranks that left a trace.
     """
+    ranks = observed_ranks(seen)
     places = host_of_each([rank.trace for rank in ranks])
     by_host = _by_host(ranks, places)
     if len(by_host) < 2:
@@ -117,7 +119,7 @@ def host_links(world_size: int, ranks: Sequence[Observed]) -> HostLinks | None:
     ]
     known = tuple(sorted({name for name in names if name is not None}))
     problem = _problem(world_size, ranks, places)
-    traces, tables = [rank.trace for rank in ranks], [rank.table for rank in ranks]
+    traces, tables = seen.traces, seen.tables
     if problem:
         sent = np.full(sum(lengths_of(tables)), np.nan)
     else:
@@ -134,7 +136,7 @@ def host_links(world_size: int, ranks: Sequence[Observed]) -> HostLinks | None:
     if not problem and uncounted:
         lost = named_ranks(sorted(uncounted))
         problem = f"the interfaces' counters are missing for the host of {lost}"
-    in_steps = _sent_in_steps(ranks, sent)
+    in_steps = _sent_in_steps(seen, sent)
     rates = [_rates(members, in_steps) for members in by_host.values()]
     step_bytes, in_flight, step = (float(np.mean(values)) for values in zip(*rates, strict=True))
     return HostLinks(
@@ -177,22 +179,21 @@ def _problem(world_size: int, ranks: Sequence[Observed], places: Sequence[Host |
     return ""
 
 
-def _sent_in_steps(ranks: Sequence[Observed], sent: npt.NDArray[np.float64]) -> dict[int, float]:
+def _sent_in_steps(seen: MeasuredWorld, sent: npt.NDArray[np.float64]) -> dict[int, float]:
     """Returns for each rank the bytes that it sends to other hosts in its measured steps.
 
     ``sent``: bytes to other hosts of each collective, for the tables of all ranks joined.
     """
-    marks = [columns.steps(rank.trace) for rank in ranks]
+    marks = tables_of(seen.traces, columns.steps)
     index, begin_ns, end_ns = (joined(marks, name) for name in ("index", "begin_ns", "end_ns"))
-    chosen = np.isin(index, ranks[0].parts.step)
-    tables = [rank.table for rank in ranks]
-    first = firsts_of(tables)
+    chosen = np.isin(index, seen.measured.step)
+    first = firsts_of(seen.tables)
     of_steps = firsts_of(marks)
-    row = rows_containing(begin_ns, end_ns, of_steps, joined(tables, "issue_ns"), first)
+    row = rows_containing(begin_ns, end_ns, of_steps, joined(seen.tables, "issue_ns"), first)
     inside = row >= 0
     inside[inside] = chosen[row[inside]]
-    total = np.bincount(ranks_of(first)[inside], weights=sent[inside], minlength=len(ranks))
-    return dict(zip((rank.trace.rank for rank in ranks), total.tolist(), strict=True))
+    total = np.bincount(ranks_of(first)[inside], weights=sent[inside], minlength=len(seen.traces))
+    return dict(zip((trace.rank for trace in seen.traces), total.tolist(), strict=True))
 
 
 def _rates(members: Sequence[Observed], sent: dict[int, float]) -> tuple[float, float, float]:

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.matching import held_up_by
-from commprof.analysis.replay.program import ISSUE, MARK, STAND, Events, Program
+from commprof.analysis.replay.program import ISSUE, MARK, STAND, Events, Program, Programs
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace.columns import Ints
 from commprof.trace.lookup import among, distinct_rows
@@ -218,10 +218,14 @@ def _completed(seen: MeasuredWorld, end: Ints, begins: Floats) -> Ints:
 
 def _outside(seen: MeasuredWorld, issue: Ints, ranks: Sequence[Program]) -> Mask:
     """True for rows that their rank issued before the first or after the last replayed step."""
-    first, last = (
-        np.repeat([getattr(each, name) for each in ranks], seen.matching.lengths)
-        for name in ("begin_ns", "until_ns")
-    )
+    if isinstance(ranks, Programs):
+        begins_ns, until_ns = ranks.begin_ns, ranks.until_ns
+    else:
+        begins_ns, until_ns = (
+            np.array([getattr(each, name) for each in ranks]) for name in ("begin_ns", "until_ns")
+        )
+    lengths = seen.matching.lengths
+    first, last = np.repeat(begins_ns, lengths), np.repeat(until_ns, lengths)
     mask: Mask = (issue < first) | (issue >= last)
     return mask
 

@@ -24,9 +24,9 @@ from commprof.analysis.replay.own_time import OwnTimes, apart
 from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace import columns
-from commprof.trace.columns import Ints, Spans, tables_of
-from commprof.trace.lookup import distinct_rows, is_in
-from commprof.trace.ranks import accumulated, firsts, firsts_of, joined, ranks_of
+from commprof.trace.columns import Ints, Spans, steps_of_ranks, tables_of
+from commprof.trace.lookup import distinct_rows
+from commprof.trace.ranks import accumulated, firsts, firsts_of, joined, ranks_of, rows_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, PHASES, Phase
 
@@ -387,13 +387,11 @@ def replayed_steps(seen: MeasuredWorld, most: int = _MOST_STRETCHES) -> list[Int
     evenly over the run.
     """
     step = seen.measured.step
-    held = np.zeros(len(step))
-    for trace, table in zip(seen.traces, seen.tables, strict=True):
-        steps = columns.steps(trace)
-        chosen = is_in(steps.index, step)
-        issued = np.sort(table.issue_ns)
-        begun = np.searchsorted(issued, steps.begin_ns[chosen])
-        held += 2 + 2 * (np.searchsorted(issued, steps.end_ns[chosen]) - begun)
+    steps, first_step = steps_of_ranks(seen.traces, step)
+    issue_ns, first_call = joined(seen.tables, "issue_ns"), firsts_of(seen.tables)
+    row = rows_containing(steps.begin_ns, steps.end_ns, first_step, issue_ns, first_call)
+    issued = np.bincount(row[row >= 0], minlength=len(steps)).reshape(len(seen.traces), -1)
+    held = (2 + 2 * issued).sum(axis=0)
     wanted = max(LEAST_STEPS + 1, int(_MOST_EVENTS / held.mean()))
     if wanted >= len(step):
         return [step]

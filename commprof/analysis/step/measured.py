@@ -247,10 +247,16 @@ class Observed:
     """One rank's measured steps, together with its whole trace."""
 
     trace: Trace
-    table: Collectives
+    #: Collectives of all ranks.
+    tables: Sequence[Collectives]
     #: Measured steps of all ranks, and the rank's index among them.
     parts: RankParts
     index: int
+
+    @property
+    def table(self) -> Collectives:
+        """The rank's collectives."""
+        return self.tables[self.index]
 
     @property
     def measured(self) -> Breakdown:
@@ -264,8 +270,10 @@ class Observed:
 
 def observed_ranks(seen: MeasuredWorld) -> list[Observed]:
     """Returns each rank's measured steps with its trace."""
-    rows = zip(seen.traces, seen.tables, range(len(seen.traces)), strict=True)
-    return [Observed(trace, table, seen.measured, index) for trace, table, index in rows]
+    return [
+        Observed(trace, seen.tables, seen.measured, index)
+        for index, trace in enumerate(seen.traces)
+    ]
 
 
 def measured_world(

@@ -13,7 +13,7 @@ import numpy as np
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints, tables_of
 from commprof.trace.found_steps import UPDATE, communicating_backwards
-from commprof.trace.ranks import RankTimes, firsts_of, joined, ranks_of
+from commprof.trace.ranks import RankTimes, firsts_of, joined, lengths_of, of_tables, ranks_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Phase
 
@@ -29,10 +29,12 @@ def merged_steps(traces: Sequence[Trace], tables: Sequence[Collectives] | None =
         traces: traces of the ranks.
         tables: their collectives; None to search the records instead, without making tables.
     """
+    every = tables_of(traces, columns.steps)
+    sources = of_tables(every, "source")
     detected = [
         number
-        for number, trace in enumerate(traces)
-        if columns.steps(trace).source == UPDATE and len(columns.steps(trace))
+        for number, (source, count) in enumerate(zip(sources, lengths_of(every), strict=True))
+        if source == UPDATE and count
     ]
     if not detected:
         return set()
