@@ -205,6 +205,9 @@ class PackedRecords:
 
     def count(self, kind: int) -> int:
         """Returns the number of records of a kind."""
+        if len(self._chunks) == 1:
+            rows, _ = self._chunks[0].stored.get(kind, (0, None))
+            return rows
         return self._counts.get(kind, 0)
 
     @cached_property
@@ -334,9 +337,20 @@ def _part_of(data: Bytes | InFile, stored: Sequence[int]) -> Bytes:
 
 def columns_of(records: Sequence[Records | PackedRecords], kind: int, field: str) -> Column:
     """Returns a field of the records of one kind, as recorded, of several traces in their order."""
+    return fields_of(records, kind, field)[0]
+
+
+def fields_of(
+    records: Sequence[Records | PackedRecords], kind: int, *names: str
+) -> tuple[Column, ...]:
+    """Returns some fields of the records of one kind, as :func:`columns_of` returns each."""
     of_packed = [of_trace for of_trace in records if isinstance(of_trace, PackedRecords)]
     if len(of_packed) == len(records):
-        return JoinedKind(of_packed, kind).column(field)
+        return tuple(map(JoinedKind(of_packed, kind).column, names))
+    return tuple(_column_of(records, kind, name) for name in names)
+
+
+def _column_of(records: Sequence[Records | PackedRecords], kind: int, field: str) -> Column:
     parts = [
         replace(of_trace, to_common=None).column(kind, field)
         if isinstance(of_trace, PackedRecords)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from commprof.analysis.align.arrivals import clocks_are_shared
 from commprof.trace.columns import Ints
-from commprof.trace.packed import columns_of, packed
+from commprof.trace.packed import columns_of, fields_of, packed
 from commprof.trace.reader import Trace
 from commprof.trace.schema import MOST_DRIFT, UNSEEN_WANDER, Kind, Records
 from commprof.units import ns_to_us
@@ -230,8 +230,8 @@ def comparisons(traces: Sequence[Trace]) -> ClockMap | None:
     of_ranks = [trace.records for trace in traces]
     # A signed offset is recorded as its two's complement.
     time_ns, offset, error = (
-        columns_of(of_ranks, Kind.CLOCK, name).astype(np.uint64).view(np.int64)
-        for name in ("timestamp_ns", "value", "bytes_in")
+        column.astype(np.uint64).view(np.int64)
+        for column in fields_of(of_ranks, Kind.CLOCK, "timestamp_ns", "value", "bytes_in")
     )
     return fit(time_ns, offset, error) if len(time_ns) else None
 

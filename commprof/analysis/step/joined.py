@@ -187,13 +187,14 @@ def joined(traces: Sequence[Trace]) -> list[RankBlock]:
     _keep_steps(traces, records)
     spans = _spans_ns(traces, records)
     shapes = _shapes(traces, records, spans)
+    calls = records.counts(Kind.ISSUE).tolist()
     place = 0
     while place < len(traces):
         end, length_ns, rows = place, 0, 0
         while end < len(traces) and spans[end] is not None:
             begin_ns, until_ns = spans[end] or (0, 0)
             length_ns += until_ns - begin_ns
-            rows += _rows(traces[end])
+            rows += calls[end] + _device_rows(traces[end])
             alike = shapes[end] == shapes[place]
             if end > place and (length_ns > _LONGEST_NS or rows > MOST_ROWS or not alike):
                 break
@@ -217,10 +218,9 @@ def alone(place: int, trace: Trace) -> RankBlock:
     return RankBlock(place, trace, none, none, none, none, none, calls, steps, [table])
 
 
-def _rows(trace: Trace) -> int:
-    """Returns the number of rows with which a rank counts for ``MOST_ROWS``."""
-    ran = () if trace.device_activity is None else trace.device_activity.kinds
-    return len(columns.of_kind(trace.records, Kind.ISSUE)) + sum(map(len, ran))
+def _device_rows(trace: Trace) -> int:
+    """Returns the number of a rank's kernels and copies; they count for ``MOST_ROWS`` as calls."""
+    return 0 if trace.device_activity is None else sum(map(len, trace.device_activity.kinds))
 
 
 def _keep_steps(traces: Sequence[Trace], records: JoinedRecords) -> None:
