@@ -15,7 +15,7 @@ from commprof.commands.showing import report_formats
 from commprof.commands.showing.opened_run import OpenedRun
 from commprof.commands.showing.rendered_report import other_job_lines, shown, with_tables
 from commprof.errors import UsageError
-from commprof.memory import uncollected
+from commprof.memory import end_without_collection, uncollected
 from commprof.recordings.flight_recorder_files import is_flight_recorder
 from commprof.recordings.inspector import is_inspector
 from commprof.report.sections.reproduce import reproduce_line
@@ -90,6 +90,7 @@ Works on runs that were cut short: whatever was recorded is shown.
     def run(self, args: argparse.Namespace) -> int:
         """Analyses the run, and prints the report or writes it to a file."""
         report_formats.check(args)
+        end_without_collection()
         of_other_tool = _of_other_tool(args.run)
         strategies = [] if of_other_tool is not None else _strategies_of(args)
         output = _output(args)
