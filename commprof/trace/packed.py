@@ -47,6 +47,7 @@ _DTYPES = {name: RECORD_DTYPE[name] for name in RECORD_DTYPE.names or ()}
 #: Number of bytes of each value, by width.
 _BYTES = {0: 0, 1: 1, 2: 2, 4: 4, _DIFFERENCES: 4, 8: 8}
 _REACH = ("first_ns", "last_ns")
+_READ_ONLY = repeated(np.uint8(0), 0)
 _NARROW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -259,7 +260,7 @@ class PackedRecords:
     @property
     def flags(self) -> Any:
         """Flags as numpy arrays have them; ``writeable`` is False."""
-        return repeated(np.uint8(0), 0).flags
+        return _READ_ONLY.flags
 
     @property
     def _present(self) -> set[int]:
@@ -424,6 +425,10 @@ def in_parts(records: Records, kind: int, *names: str) -> Iterator[tuple[Column,
     if not isinstance(records, PackedRecords):
         chosen = records_of(records, kind)
         yield tuple(chosen[name] for name in names)
+        return
+    if len(records._chunks) == 1:
+        if kind in records._chunks[0].stored:
+            yield tuple(records.column(kind, name) for name in names)
         return
     for chunk in records._chunks:
         if kind in chunk.stored:

@@ -80,6 +80,10 @@ def device_collectives(trace: Trace) -> int:
 def timed_collectives(trace: Trace) -> int:
     """Number of device collectives whose completion or wait was timed by a device event."""
     records = trace.records
+    flags = in_parts(records, Kind.END, "flags")
+    by_event = any((part & schema.FLAG_DEVICE_TIME != 0).any() for (part,) in flags)
+    if not by_event and not len(of_kind(records, Kind.DEVICE_WAIT)):
+        return 0
     ends = in_parts(records, Kind.END, "op_id", "flags")
     ended = [op_id[flags & schema.FLAG_DEVICE_TIME != 0] for op_id, flags in ends]
     timed = np.concatenate((*ended, of_kind(records, Kind.DEVICE_WAIT)["op_id"]))
