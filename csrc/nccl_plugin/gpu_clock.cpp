@@ -6,7 +6,15 @@
 
 namespace commprof::nccl {
 
+// No clock shows such a time: NCCL read it from memory that was not written.
+static bool isTime(uint64_t ns) noexcept {
+  return ns < (uint64_t(1) << 62);
+}
+
 bool GpuClock::add(uint64_t host_ns, uint64_t gpu_ns) noexcept {
+  if (!isTime(gpu_ns)) {
+    return false;
+  }
   const auto gpu = int64_t(gpu_ns);
   const int64_t difference = int64_t(host_ns) - gpu;
   const uint64_t bucket = host_ns >> kBucketBits;
@@ -49,7 +57,8 @@ bool GpuClock::add(uint64_t host_ns, uint64_t gpu_ns) noexcept {
 }
 
 uint64_t GpuClock::toHost(uint64_t gpu_ns) const noexcept {
-  return uint64_t(int64_t(gpu_ns) + lineAt(int64_t(gpu_ns)));
+  return isTime(gpu_ns) ? uint64_t(int64_t(gpu_ns) + lineAt(int64_t(gpu_ns)))
+                        : 0;
 }
 
 int64_t GpuClock::lineAt(int64_t gpu_ns) const noexcept {
