@@ -21,7 +21,8 @@ _MOST_DESCRIBED = 4
 #: At most this many calls are compared with a rank's earlier steps, beginning with the oldest call
 #: in which the rank waits.
 _MOST_COMPARED = 16
-#: By the operation in which all ranks of a circle wait: what they do, and what mends it.
+#: By the operation in which all ranks of a circle wait, none of which differs from the others: what
+#: they do, and what mends it.
 _ORDERS = {
     "send": (
         "each sends before it receives, so let one of them receive first, or use batch_isend_irecv"
@@ -70,9 +71,21 @@ class Circle:
 
         where = f"{said(odd)} where {said(rest)}" if rest else said(odd)
         who = who_differs(self.told_ranks, self.by_majority)
-        ops = {operation.op for operation, _ in self.waiting}
-        order = _ORDERS.get("".join(ops), "") if len(ops) == 1 else ""
-        return f"wait for each other: {where}; {order or who}"
+        return f"wait for each other: {where}; {self._order or who}"
+
+    @property
+    def _order(self) -> str:
+        """Text on the order of messages that all ranks have in common; empty if there is none.
+
+        There is none if some ranks differ: they made a call too many or too few, or turned their
+        order. So it is if the messages' numbers differ, because the ranks then have not sent and
+        received equally often.
+        """
+        alike = {(operation.op, operation.seq) for operation, _ in self.waiting}
+        if self.told_ranks or len(alike) != 1:
+            return ""
+        ((op, _),) = alike
+        return _ORDERS.get(op, "")
 
 
 def circle_of(

@@ -95,3 +95,61 @@ def test_ranks_that_all_send_first_are_told_the_order_that_ends_the_circle() -> 
         "each receives before it sends, so let one of them send first"
     )
     assert of_messages("send", "recv").endswith("; which of them is wrong cannot be told")
+
+
+def after_messages(first: list[str], second: list[str], steps: int) -> Cause:
+    """Returns the cause of a hang of two ranks that exchange messages.
+
+    Args:
+        first: what rank 0 does in the last step, in which it waits in the last message.
+        second: the same of rank 1.
+        steps: number of completed steps, in which rank 0 sends and then receives.
+    """
+    states = []
+    for rank, last in enumerate((first, second)):
+        order = ["send", "recv"] if rank == 0 else ["recv", "send"]
+        made = Rank(rank, 2, groups={1: ("0", 2)})
+        counts = {"send": 0, "recv": 0}
+        for step, ops in enumerate([order] * steps + [last]):
+            for number, op in enumerate(ops):
+                at = (step * 100 + 10 * number) * MS
+                waits = step == steps and number == len(ops) - 1
+                end = 0 if waits else at + MS
+                made.collective(counts[op], at, end, op=op, aux=1 - rank, group=1)
+                counts[op] += 1
+        state = FollowedRank(rank, 2)
+        state.take(made.records(), [Group(1, "0", "", "gloo", rank, 2)])
+        states.append(state)
+    return find_cause(states, waits_of(states))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (["send", "recv"], ["recv", "recv"]),  # receives once too often
+        (["send"], ["send"]),  # turned its order
+    ],
+)
+def test_a_rank_whose_messages_differ_from_its_steps_is_named_and_no_order(
+    first: list[str], second: list[str]
+) -> None:
+    cause = after_messages(first, second, steps=7)
+    assert cause.ranks == (1,)
+    assert (
+        circle(cause)
+        .difference(Words(), {})
+        .endswith("; rank 1 differs from its own earlier steps")
+    )
+
+
+def test_ranks_that_have_not_received_equally_often_are_not_said_to_receive_first() -> None:
+    """In the first step nobody can be told, but rank 0 did send before it received."""
+    cause = after_messages(["send", "recv"], ["recv", "recv"], steps=0)
+    assert cause.ranks == (0, 1)
+    said = circle(cause).difference(Words(), {})
+    assert said.endswith("; which of them is wrong cannot be told")
+
+
+def test_ranks_that_both_receive_first_in_their_first_step_are_told_so() -> None:
+    cause = after_messages(["recv"], ["recv"], steps=0)
+    assert "each receives before it sends" in circle(cause).difference(Words(), {})
