@@ -9,17 +9,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from commprof.analysis.align.interfaces import ddp_logs
 from commprof.text import named_ranks
 from commprof.trace import columns
 from commprof.trace.columns import Collectives
+from commprof.trace.exchanged import trained_by
 from commprof.trace.lookup import among
+from commprof.trace.operations import codes_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Phase
 
 FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
+DDP: Final = "DDP"
+SHARDED: Final = "sharded"
 #: Function of DDP that sends buffers at the begin of a forward pass.
 _SENDS_BUFFERS = "_sync_buffers"
+#: Part of the file names of FSDP1 and FSDP2.
+_FSDP = "/torch/distributed/fsdp/"
+_BROADCAST, _GATHERS = codes_of("broadcast"), codes_of("all_gather")
 
 
 def pass_of(trace: Trace, table: Collectives, row: int) -> str:
@@ -34,18 +42,46 @@ def pass_of(trace: Trace, table: Collectives, row: int) -> str:
         if (inside & among(phases.key, phase)).any():
             return name
     # The phase of a rank that was killed in its forward pass has no end.
+    return FORWARD if _by_ddp(_frames(trace, table, row)) else ""
+
+
+def library_of(trace: Trace, table: Collectives, row: int) -> str:
+    """Returns what issued a call of a forward pass: DDP, or the library that shards the model.
+
+    DDP sends its buffers, and a sharded model gathers its parameters. The frames of the call tell
+    this; without frames, the models that the rank is known to have trained.
+
+    Returns:
+        DDP or SHARDED; empty if the call is of neither, as those of layers that communicate
+        themselves, or if this is not known.
+    """
+    frames, trained = _frames(trace, table, row), trained_by(trace.metadata)
+    op = table.op[row : row + 1]
+    if among(op, *_BROADCAST).any():
+        has_ddp = bool(ddp_logs(trace)) or (trained is not None and trained.ddp_bytes > 0)
+        return DDP if _by_ddp(frames) or (has_ddp and not frames) else ""
+    if any(_FSDP in frame for frame in frames):
+        return SHARDED
+    is_sharded = trained is not None and trained.sharded
+    return SHARDED if is_sharded and among(op, *_GATHERS).any() else ""
+
+
+def _frames(trace: Trace, table: Collectives, row: int) -> Sequence[str]:
     (stack,) = columns.stacks(trace, table.op_id[row : row + 1]).tolist()
-    frames = (trace.stacks or {}).get(stack, ())
-    return FORWARD if any(frame.endswith(f" {_SENDS_BUFFERS}") for frame in frames) else ""
+    return (trace.stacks or {}).get(stack, ())
 
 
-def advice(passes: Mapping[int, str], lines: Mapping[int, str], is_ddp: bool) -> str:
+def _by_ddp(frames: Sequence[str]) -> bool:
+    return any(frame.endswith(f" {_SENDS_BUFFERS}") for frame in frames)
+
+
+def advice(passes: Mapping[int, str], lines: Mapping[int, str], library: str) -> str:
     """Returns advice if only some ranks issued the call in a pass, and the others in none.
 
     Args:
         passes: by rank, the pass that issued its call.
         lines: by rank, the line at which it issued its call, as far as known.
-        is_ddp: True if the forward pass sends buffers, as DDP does.
+        library: what issued the call in a forward pass, see :func:`library_of`.
 
     Returns:
         One or two sentences; empty if no such advice holds.
@@ -57,7 +93,7 @@ def advice(passes: Mapping[int, str], lines: Mapping[int, str], is_ddp: bool) ->
         return ""
     (name,) = names
     runs = f"{_at(running, lines)} {'run' if len(running) > 1 else 'runs'} a {name} pass"
-    runs += " of the DDP model" if is_ddp and name == FORWARD else ""
+    runs += " of the DDP model" if library == DDP and name == FORWARD else ""
     said = f"R{runs[1:]}, but {_at(others, lines)} {'do' if len(others) > 1 else 'does'} not"
     if name == BACKWARD:
         who = "they" if len(others) > 1 else "it"
@@ -65,14 +101,19 @@ def advice(passes: Mapping[int, str], lines: Mapping[int, str], is_ddp: bool) ->
             f"{said}: {who} made a call of {'their' if len(others) > 1 else 'its'} own, left out "
             "a batch, or left a loop early. Let all ranks decide that together."
         )
-    if is_ddp:
+    if library == DDP:
         return (
             f"{said}. To evaluate on one rank call model.module; otherwise let all ranks reach the "
             "same calls."
         )
+    if library == SHARDED:
+        return (
+            f"{said}. All ranks must run the passes of a sharded model, and call what gathers it, "
+            "such as a full state dict."
+        )
     return (
-        f"{said}. All ranks must run the passes of a sharded model, and call what gathers it, such "
-        "as a full state dict."
+        f"{said}. Let all ranks run that pass, or none of them: it makes a call that all ranks of "
+        "the group must make, as SyncBatchNorm and mixtures of experts do."
     )
 
 

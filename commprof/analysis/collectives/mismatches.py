@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.alike_ranks import alike_ranks
-from commprof.analysis.collectives.calls_of_passes import advice, pass_of
+from commprof.analysis.collectives.calls_of_passes import FORWARD, advice, library_of, pass_of
 from commprof.analysis.collectives.issuing_lines import (
     OwnLine,
     own_line,
@@ -124,6 +124,9 @@ class Mismatch:
     #: Each rank and the pass that issued its collective, see ``calls_of_passes``; empty if this was
     #: not looked up.
     passes: tuple[tuple[int, str], ...] = ()
+    #: What issued the call on the ranks that did so in a forward pass, see ``calls_of_passes``;
+    #: empty if this is not known, or not the same on these ranks.
+    library: str = ""
 
     @property
     def odd_ranks(self) -> tuple[int, ...]:
@@ -202,8 +205,7 @@ class Mismatch:
     @property
     def remedy(self) -> str:
         """Advice on the change, with the lines at which the ranks issued the collective."""
-        is_ddp = any(issued.op == "broadcast" for issued, _ in self.issued)
-        if advised := advice(dict(self.passes), dict(self.lines), is_ddp):
+        if advised := advice(dict(self.passes), dict(self.lines), self.library):
             return advised
         if self.shifted is not None:
             seq, shifted = self.shifted
@@ -446,9 +448,18 @@ def mismatches_by_group(
             own = own_line(earlier, lines, seq)
             group = list(names)[number][0]
             made = mismatch_of(group, seq, members, usual, lines, shifted, own)
-            calls = zip(member[begin:end].tolist(), row[begin:end].tolist(), strict=True)
-            passes = {traces[i].rank: pass_of(traces[i], tables[i], call) for i, call in calls}
-            found[number] = replace(made, passes=tuple(sorted(passes.items())))
+            calls = dict(zip(member[begin:end].tolist(), row[begin:end].tolist(), strict=True))
+            passes = {i: pass_of(traces[i], tables[i], call) for i, call in calls.items()}
+            libraries = {
+                library_of(traces[i], tables[i], calls[i])
+                for i, name in passes.items()
+                if name == FORWARD
+            }
+            found[number] = replace(
+                made,
+                passes=tuple(sorted((traces[i].rank, name) for i, name in passes.items())),
+                library=libraries.pop() if len(libraries) == 1 else "",
+            )
     of_group, seqs = np.divmod(key[starts[differs]], 1 << 32)
     keys = list(names)
     differing = {keys[place]: seqs[of_group == place] for place in np.unique(of_group).tolist()}

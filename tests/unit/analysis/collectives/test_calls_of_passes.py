@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from commprof.analysis.collectives.calls_of_passes import BACKWARD, FORWARD, advice
+from commprof.analysis.collectives.calls_of_passes import BACKWARD, DDP, FORWARD, advice
 from commprof.analysis.collectives.issuing_lines import shifted_since, told_apart
 from commprof.analysis.collectives.kinds import call_path
 from commprof.analysis.collectives.mismatches import find_mismatches
@@ -23,13 +25,17 @@ def remedy(first: Rank, second: Rank) -> str:
     return mismatch.remedy
 
 
-def ranks() -> tuple[Rank, Rank]:
-    """Two ranks whose first call is the same."""
-    made = Rank(0, 2, dtypes=DTYPES), Rank(1, 2, dtypes=DTYPES)
+def ranks(ddp_bytes: int = 0, sharded: bool = False) -> tuple[Rank, Rank]:
+    """Two ranks whose first call is the same, and who trained a model; see ``trained``."""
+    trained = {
+        **{"parameter_bytes": 4000, "sharded": sharded, "flat": False, "ddp_bytes": ddp_bytes},
+        **{"ignored_bytes": 0, "other_libraries": []},
+    }
+    made = tuple(Rank(rank, 2, dtypes=DTYPES, trained=trained) for rank in range(2))
     for rank in made:
         rank.collective(1, 0, 10, 400, dtype=1)
         rank.step(0, 11)
-    return made
+    return made[0], made[1]
 
 
 def test_a_rank_that_makes_no_backward_pass_is_told_what_it_left_out() -> None:
@@ -46,7 +52,7 @@ def test_a_rank_that_makes_no_backward_pass_is_told_what_it_left_out() -> None:
 def test_a_rank_that_alone_runs_ddp_s_forward_pass_is_told_to_call_the_inner_model(
     has_ended: bool,
 ) -> None:
-    first, second = ranks()
+    first, second = ranks(ddp_bytes=4000 if has_ended else 0)
     op_id = first.collective(2, 20, 30, 1024, op="broadcast", dtype=1)
     if has_ended:
         first.phase(Phase.FORWARD, 15, 35)
@@ -60,12 +66,54 @@ def test_a_rank_that_alone_runs_ddp_s_forward_pass_is_told_to_call_the_inner_mod
     assert "call model.module" in said
 
 
-def test_a_rank_that_alone_gathers_a_sharded_model_is_told_what_all_must_call() -> None:
-    first, second = ranks()
-    for rank, op, size in ((first, "all_gather_into_tensor", 512), (second, "all_gather", 64)):
-        rank.collective(2, 20, 30, size, op=op, dtype=1, bytes_in=size // 2, bytes_out=size)
+def gathering(sharded: bool, op: str, frames: tuple[str, ...] = (), ddp_bytes: int = 0) -> str:
+    """The advice if rank 0 gathers in a forward pass where rank 1 makes another call."""
+    first, second = ranks(ddp_bytes, sharded)
+    sizes = {"bytes_in": 256, "bytes_out": 512}
+    op_id = first.collective(2, 20, 30, 512, op="all_gather_into_tensor", dtype=1, **sizes)
     first.phase(Phase.FORWARD, 15, 35)
-    assert "such as a full state dict" in remedy(first, second)
+    if frames:
+        first.stacks = {3: frames}
+        first.stack(op_id, 3)
+    second.collective(2, 20, 30, 64, op=op, dtype=1)
+    return remedy(first, second)
+
+
+@pytest.mark.parametrize("op", ["all_gather", "broadcast", "all_reduce"])
+@pytest.mark.parametrize(
+    "known",
+    [
+        {"sharded": True},
+        {"sharded": False, "frames": ("/x/torch/distributed/fsdp/_p.py:9 unshard",)},
+    ],
+    ids=["by its updates", "by its frames"],
+)
+def test_a_rank_that_alone_gathers_a_sharded_model_is_told_what_all_must_call(
+    known: dict[str, Any], op: str
+) -> None:
+    said = gathering(op=op, **known)
+    assert "runs a forward pass, but rank 1 does not." in said
+    assert "such as a full state dict" in said
+    assert "DDP" not in said
+
+
+@pytest.mark.parametrize("ddp_bytes", [0, 4000], ids=["one rank's model", "DDP"])
+def test_a_layer_that_communicates_is_not_called_a_sharded_model(ddp_bytes: int) -> None:
+    said = gathering(sharded=False, op="all_reduce", ddp_bytes=ddp_bytes)
+    assert said == (
+        "Rank 0 runs a forward pass, but rank 1 does not. Let all ranks run that pass, or none of "
+        "them: it makes a call that all ranks of the group must make, as SyncBatchNorm and "
+        "mixtures of experts do."
+    )
+
+
+def test_a_script_s_own_broadcast_in_forward_is_not_ddp_s() -> None:
+    first, second = ranks(ddp_bytes=4000)
+    first.stacks = {3: ("/site-packages/torch/x.py:9 broadcast", "/me/model.py:4 forward")}
+    first.stack(first.collective(2, 20, 30, 1024, op="broadcast", dtype=1), 3)
+    first.phase(Phase.FORWARD, 15, 35)
+    second.collective(2, 20, 30, 0, op="barrier")
+    assert "DDP" not in remedy(first, second)
 
 
 @pytest.mark.parametrize(
@@ -78,13 +126,13 @@ def test_a_rank_that_alone_gathers_a_sharded_model_is_told_what_all_must_call() 
     ],
 )
 def test_other_mismatches_get_no_advice_on_passes(passes: dict[int, str]) -> None:
-    assert advice(passes, LINES, is_ddp=True) == ""
+    assert advice(passes, LINES, DDP) == ""
 
 
 def test_lines_and_several_ranks_are_said_in_the_advice() -> None:
     passes = {0: BACKWARD, 1: "", 2: BACKWARD, 3: ""}
     lines = {0: "a.py:1", 2: "a.py:1", 1: "a.py:5", 3: "a.py:6"}
-    assert advice(passes, lines, is_ddp=False) == (
+    assert advice(passes, lines, library="") == (
         "Ranks 0, 2, at a.py:1, run a backward pass, but ranks 1, 3 do not: they made a call of "
         "their own, left out a batch, or left a loop early. Let all ranks decide that together."
     )
