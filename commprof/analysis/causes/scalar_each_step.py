@@ -23,7 +23,9 @@ _LEAST = 2
 def _lone(calls: RankCalls) -> Mask:
     """Small calls of steps that train, and in which the rank makes no other calls.
 
-    None if the rank exchanges more in most steps, or in none.
+    A step trains if a backward pass and an update begin in it. Steps of gradient accumulation
+    without an update are parts of a larger step, whose gradients the ranks exchange. None if the
+    rank exchanges more in most steps, or in none.
     """
     steps = len(calls.begin_ns)
     mask, measured = small(calls), calls.step >= 0
@@ -32,11 +34,17 @@ def _lone(calls: RankCalls) -> Mask:
     has_others[calls.step[measured & ~mask]] = True
     if not _LEAST <= has_others.sum() <= _OTHERS * steps:
         return none
-    phases = columns.phases(calls.trace)
-    begun = np.sort(phases.begin_ns[phases.key == Phase.BACKWARD])
-    trains = np.searchsorted(begun, calls.end_ns) > np.searchsorted(begun, calls.begin_ns)
+    trains = _begins(calls, Phase.BACKWARD) & _begins(calls, Phase.OPTIMIZER)
     chosen: Mask = mask & (trains & ~has_others)[calls.step]
     return chosen if len(np.unique(calls.step[chosen])) >= _LONE * steps else none
+
+
+def _begins(calls: RankCalls, phase: Phase) -> Mask:
+    """For each measured step, whether such a phase begins in it."""
+    phases = columns.phases(calls.trace)
+    begun = np.sort(phases.begin_ns[phases.key == phase])
+    mask: Mask = np.searchsorted(begun, calls.end_ns) > np.searchsorted(begun, calls.begin_ns)
+    return mask
 
 
 def _rule(facts: Facts) -> Sighting | None:
@@ -71,10 +79,11 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        f"In at least {_LONE:.0%} of the steps a backward pass begins and the script makes calls "
-        "of at most 256 bytes outside of forward and backward, but no other calls. In at least "
-        f"{_LEAST} steps, and at most a third of them, there are others. The ranks wait in the "
-        f"small calls of the former steps for at least {WORTH_NAMING:.0%} of the step."
+        f"In at least {_LONE:.0%} of the steps a backward pass and an update begin, and the "
+        "script makes calls of at most 256 bytes outside of forward and backward, but no other "
+        f"calls. In at least {_LEAST} steps, and at most a third of them, there are others. The "
+        "ranks wait in the small calls of the former steps for at least "
+        f"{WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "Local SGD and DiLoCo let each rank make many updates of its own before weights are "

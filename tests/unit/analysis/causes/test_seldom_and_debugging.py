@@ -77,6 +77,21 @@ def test_a_number_beside_the_gradients_of_each_step_is_not_named() -> None:
     assert "scalar-each-step" not in causes_of(body, steps=STEPS)
 
 
+@pytest.mark.parametrize("every", [4, 8])
+def test_a_number_of_each_micro_batch_of_ddp_s_accumulation_is_not_named(every: int) -> None:
+    """Each micro batch is a step of the recording; only the last one has gradients to exchange."""
+
+    def body(script: Script, step: int) -> None:
+        last = step % every == every - 1
+        script.call(size=4, ms=2.0)
+        script.forward(10.0)
+        script.backward(20.0, {4 * MB: 2.0} if last else None)
+        if last:
+            script.work(1.0, Phase.OPTIMIZER)
+
+    assert "scalar-each-step" not in causes_of(body, steps=STEPS)
+
+
 def debugged(ranks: set[int], until: int = 99) -> Callable[[Script, int], None]:
     """Backward passes of some ranks run in anomaly mode, in the first steps."""
 
