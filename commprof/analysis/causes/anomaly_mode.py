@@ -29,13 +29,15 @@ def _rule(facts: Facts) -> Sighting | None:
             ranks.append(calls.rank)
     if not ranks:
         return None
-    some = "" if len(ranks) == len(facts.ranks) else f" on {len(ranks)} of {len(facts.ranks)} ranks"
+    everyone = len(facts.ranks)
+    some = "" if len(ranks) == everyone else f", on {len(ranks)} of {everyone} ranks only"
     setter = _setter(facts)
     where = f", set at {setter.source.path.name}:{setter.call.lineno}," if setter else ""
     return Sighting(
-        f"Autograd's anomaly detection{where} is left on{some}: in each forward pass torch keeps "
-        "the Python stack of every operator, and in each backward pass it looks for NaN in every "
-        "gradient. Compute often takes several times as long."
+        f"Autograd's anomaly detection{where} is left on{some}: in each forward pass in this "
+        "mode torch keeps the Python stack of every operator, and in each backward pass it looks "
+        "for NaN in every gradient, unless check_nan=False says otherwise. With both, compute "
+        "often takes several times as long."
     )
 
 
@@ -70,15 +72,18 @@ CAUSE = CatalogueCause(
     why=(
         "`torch.autograd.set_detect_anomaly(True)`, `detect_anomaly()` and Lightning's "
         "`Trainer(detect_anomaly=True)` find the operator whose gradient is NaN. For that, torch "
-        "records the Python stack of each operator in forward and checks each gradient in "
-        "backward. If one rank alone has the mode on, all others wait for it. Switch it on to find "
-        "a NaN, and off afterwards."
+        "records the Python stack of each operator of a forward pass in this mode, and checks each "
+        "gradient in backward, unless it is called with `check_nan=False`. If one rank alone has "
+        "the mode on, all others wait for it. Switch it on to find a NaN, and off afterwards."
     ),
     gain_note=(
         "Not predicted, because a run with the mode on does not show how long forward and "
         "backward take without it."
     ),
-    fix="torch.autograd.set_detect_anomaly(False)  # Trainer(detect_anomaly=False)",
+    fix=(
+        "torch.autograd.set_detect_anomaly(False)  # Trainer(detect_anomaly=False)\n"
+        "# and delete: with torch.autograd.detect_anomaly():"
+    ),
     edit=lambda facts, _: _edit(facts),
     source="https://github.com/Lightning-AI/pytorch-lightning/issues/12344",
 )

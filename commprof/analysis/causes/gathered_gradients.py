@@ -38,8 +38,9 @@ def _rule(facts: Facts) -> Sighting | None:
     return Sighting(
         f"Between backward and the update, each step gathers {library(facts)}'s shards to "
         f"{in_bytes(float(first.size_bytes[mask].sum()) / facts.steps)}, in "
-        f"{counted(round(first.per_step(mask)), 'call')}{at_line(line)}, for {in_ms(ms)}. The norm "
-        "of the gradients needs one number of each rank.",
+        f"{counted(round(first.per_step(mask)), 'call')}{at_line(line)}, for {in_ms(ms)}. If "
+        "only their norm is computed from the whole gradients, one number of each rank is enough; "
+        "an optimizer that needs them whole, as Muon does, must gather them.",
         share,
         saving_without(
             facts, [without(facts, row, mask) for row, (_, mask) in enumerate(of_ranks)]
@@ -64,19 +65,24 @@ CAUSE = CatalogueCause(
         "gradients of the whole model to all ranks, and nothing overlaps this; each rank then "
         "holds them whole. To clip or to log the norm, each rank adds up the squares of its own "
         "shards, and one number is reduced, which torch's function does. Histograms and checks for "
-        "NaN can be computed on the shards too."
+        "NaN can be computed on the shards too. What needs whole matrices, such as the updates of "
+        "Muon and Shampoo, cannot: then keep the gathers."
     ),
     gain_note=(
-        "The steps are replayed without these gathers, and of the work between one gather and the "
-        "next, only the part of a rank's own shards remains. The reduction of the norm is not "
-        "counted."
+        "This holds if only the norm is needed. The steps are replayed without these gathers, and "
+        "of the work between one gather and the next, only the part of a rank's own shards "
+        "remains. The reduction of the norm is not counted."
     ),
     fix=(
+        "# if the whole gradients serve only for their norm\n"
         "parameters = list(YOUR_MODEL.parameters())\n"
         "norm = torch.nn.utils.clip_grad_norm_(parameters, YOUR_LIMIT)  # of the shards\n"
         "if YOUR_STEP % 100 == 0:  # what only a log needs\n"
         "    norm = norm.full_tensor().item()"
     ),
-    fix_of_fsdp1="norm = YOUR_MODEL.clip_grad_norm_(YOUR_LIMIT)  # a method of FSDP1",
+    fix_of_fsdp1=(
+        "# if the whole gradients serve only for their norm\n"
+        "norm = YOUR_MODEL.clip_grad_norm_(YOUR_LIMIT)  # a method of FSDP1"
+    ),
     source="https://github.com/huggingface/transformers/pull/46113",
 )

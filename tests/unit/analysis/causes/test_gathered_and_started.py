@@ -62,6 +62,11 @@ def test_gradients_that_are_gathered_for_their_norm_are_named() -> None:
     assert "clip_grad_norm_(parameters" in cause.fix
     flat = causes_of(clipped, models=0, trained={**SHARDS, "flat": True})
     assert "YOUR_MODEL.clip_grad_norm_" in flat["gathered-gradients"].fix
+    # The gathers do not tell what the script computes: Muon needs whole gradients.
+    assert "If only their norm is computed from the whole gradients" in cause.sentence
+    assert "as Muon does, must gather them" in cause.sentence
+    for fix in (cause.fix, flat["gathered-gradients"].fix):
+        assert fix.startswith("# if the whole gradients serve only for their norm\n")
 
 
 def test_gathers_are_not_said_to_be_of_gradients_if_no_update_was_seen() -> None:

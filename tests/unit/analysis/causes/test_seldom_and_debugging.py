@@ -114,7 +114,17 @@ def test_anomaly_detection_that_is_left_on_is_named() -> None:
 
 
 def test_anomaly_detection_on_one_rank_is_named_with_the_number_of_ranks() -> None:
-    assert "on 1 of 2 ranks" in causes_of(debugged({1}))["anomaly-mode"].sentence
+    sentence = causes_of(debugged({1}))["anomaly-mode"].sentence
+    assert "on 1 of 2 ranks" in sentence
+    assert "is left on, on 1 of 2 ranks only: " in sentence
+
+
+def test_what_anomaly_detection_does_is_not_said_of_passes_that_may_run_without_it() -> None:
+    """Only backward is known to run in the mode: forward may not, and NaN may not be looked for."""
+    cause = causes_of(debugged({0, 1}))["anomaly-mode"]
+    assert "in each forward pass in this mode" in cause.sentence
+    assert "unless check_nan=False says otherwise" in cause.sentence
+    assert "with torch.autograd.detect_anomaly():" in cause.fix
 
 
 @pytest.mark.parametrize("body", [debugged(set()), debugged({0, 1}, until=4)])
