@@ -25,6 +25,8 @@ DDP: Final = "DDP"
 SHARDED: Final = "sharded"
 #: Function of DDP that sends buffers at the begin of a forward pass.
 _SENDS_BUFFERS = "_sync_buffers"
+#: Function of FSDP1 and FSDP2 that gathers a unit's parameters at the begin of its forward pass.
+_GATHERS_UNIT = "_pre_forward"
 #: Part of the file names of FSDP1 and FSDP2.
 _FSDP = "/torch/distributed/fsdp/"
 _BROADCAST, _GATHERS = codes_of("broadcast"), codes_of("all_gather")
@@ -42,7 +44,8 @@ def pass_of(trace: Trace, table: Collectives, row: int) -> str:
         if (inside & among(phases.key, phase)).any():
             return name
     # The phase of a rank that was killed in its forward pass has no end.
-    return FORWARD if _by_ddp(_frames(trace, table, row)) else ""
+    frames = _frames(trace, table, row)
+    return FORWARD if _by_ddp(frames) or _before_fsdp_forward(frames) else ""
 
 
 def library_of(trace: Trace, table: Collectives, row: int) -> str:
@@ -73,6 +76,11 @@ def _frames(trace: Trace, table: Collectives, row: int) -> Sequence[str]:
 
 def _by_ddp(frames: Sequence[str]) -> bool:
     return any(frame.endswith(f" {_SENDS_BUFFERS}") for frame in frames)
+
+
+def _before_fsdp_forward(frames: Sequence[str]) -> bool:
+    """True if FSDP gathers a unit's parameters because its forward pass begins."""
+    return any(_FSDP in frame and frame.endswith(f" {_GATHERS_UNIT}") for frame in frames)
 
 
 def advice(passes: Mapping[int, str], lines: Mapping[int, str], library: str) -> str:

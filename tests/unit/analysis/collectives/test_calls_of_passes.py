@@ -97,6 +97,24 @@ def test_a_rank_that_alone_gathers_a_sharded_model_is_told_what_all_must_call(
     assert "DDP" not in said
 
 
+@pytest.mark.parametrize(
+    ("function", "is_told"), [("_pre_forward", True), ("_state_dict_hook", False)]
+)
+def test_a_rank_that_was_killed_in_fsdp_s_forward_pass_is_told_so(
+    function: str, is_told: bool
+) -> None:
+    """The phase of its forward pass has no end. A state dict gathers as well, in no pass."""
+    first, second = ranks(sharded=True)
+    first.stacks = {
+        3: (f"/site-packages/torch/distributed/fsdp/_s.py:9 {function}", "/me/t.py:4 f")
+    }
+    first.stack(first.collective(2, 20, 30, 512, op="all_gather", dtype=1), 3)
+    second.collective(2, 20, 30, 8, op="broadcast", dtype=1)
+    said = remedy(first, second)
+    assert ("runs a forward pass, but rank 1 does not." in said) == is_told
+    assert ("such as a full state dict" in said) == is_told
+
+
 @pytest.mark.parametrize("ddp_bytes", [0, 4000], ids=["one rank's model", "DDP"])
 def test_a_layer_that_communicates_is_not_called_a_sharded_model(ddp_bytes: int) -> None:
     said = gathering(sharded=False, op="all_reduce", ddp_bytes=ddp_bytes)
