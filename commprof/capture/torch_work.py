@@ -51,24 +51,35 @@ def _finds_anomalies(*_: Any) -> bool:
     return torch.is_anomaly_enabled()
 
 
+def _opener(of: str) -> Any:
+    """The class by which torch.save opens and closes a file or buffer; None if torch lacks it."""
+    return getattr(torch.serialization, f"_open_zipfile_writer_{of}", None)
+
+
 _FSDP = "torch.distributed.fsdp"
 #: None if torch lacks it.
 _c10d = getattr(dist, "distributed_c10d", None)
 _workers = getattr(dataloader, "_MultiProcessingDataLoaderIter", None)
-#: By key in the trace's metadata: a private function of torch (owner and name), and a condition for
+_serialization = torch.serialization
+#: Key in the trace's metadata, private function of torch (owner and name), and a condition for
 #: noting its calls. ``_post_forward``, the end of DDP's forward pass, may search for unused
 #: parameters.
-_FUNCTIONS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
-    "ddp_buffer_syncs": (DistributedDataParallel, "_sync_buffers", _always),
-    "ddp_searches": (DistributedDataParallel, "_post_forward", _searches),
-    "object_pickles": (_c10d, "_object_to_tensor", _always),
-    "object_unpickles": (_c10d, "_tensor_to_object", _always),
-    "saves": (torch, "save", _on_main_thread),
-    "loader_worker_starts": (_workers, "__init__", _always),
-    "loader_worker_stops": (_workers, "_shutdown_workers", _always),
+_FUNCTIONS: tuple[tuple[str, Any, str, Callable[..., bool]], ...] = (
+    ("ddp_buffer_syncs", DistributedDataParallel, "_sync_buffers", _always),
+    ("ddp_searches", DistributedDataParallel, "_post_forward", _searches),
+    ("object_pickles", _c10d, "_object_to_tensor", _always),
+    ("object_unpickles", _c10d, "_tensor_to_object", _always),
+    # The parts of torch.save, which itself stays: scripts pickle it to save in another process.
+    # A file is closed right after it is written, so that both are noted as one.
+    ("saves", _serialization, "_save", _on_main_thread),
+    ("saves", _serialization, "_legacy_save", _on_main_thread),
+    ("saves", _opener("file"), "__exit__", _on_main_thread),
+    ("saves", _opener("buffer"), "__exit__", _on_main_thread),
+    ("loader_worker_starts", _workers, "__init__", _always),
+    ("loader_worker_stops", _workers, "_shutdown_workers", _always),
     # The function of backward passes that runs the engine; AutoPhases replaces backward itself.
-    "anomaly_backwards": (torch.autograd, "_engine_run_backward", _finds_anomalies),
-}
+    ("anomaly_backwards", torch.autograd, "_engine_run_backward", _finds_anomalies),
+)
 #: The same for functions of modules that this module does not import, because most scripts do not
 #: use them: key, module, class ("" for a function of the module) and name. The first of two rows
 #: with one key is of FSDP2, the second of FSDP1.
@@ -118,7 +129,7 @@ class TorchWork:
         """Starts to note work; if torch lacks a function, that kind of work is not noted."""
         self._spans, self._installed = {}, True
         self._installed_ns = time.monotonic_ns()
-        for key, (owner, name, counts) in _FUNCTIONS.items():
+        for key, owner, name, counts in _FUNCTIONS:
             if hasattr(owner, name):
                 self._note(key, owner, name, counts)
         self.pending = _LATER

@@ -141,7 +141,7 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "object_pickles": {"begin_ns": list[int], "end_ns": list[int]},
     # Times at which torch unpickled objects after a collective; limited and joined in the same way.
     "object_unpickles": {"begin_ns": list[int], "end_ns": list[int]},
-    # Calls of torch.save on the main thread.
+    # Times of torch.save on the main thread, from the first byte until the file is closed.
     "saves": {"begin_ns": list[int], "end_ns": list[int]},
     # Times at which a DataLoader started worker processes for a pass over the data.
     "loader_worker_starts": {"begin_ns": list[int], "end_ns": list[int]},

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import os
+import pickle
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -168,7 +173,7 @@ def test_a_method_that_torch_inherits_is_noted_and_given_back(
     class Derived(Base):
         pass
 
-    monkeypatch.setattr(torch_work, "_FUNCTIONS", {"syncs": (Derived, "sync", torch_work._always)})
+    monkeypatch.setattr(torch_work, "_FUNCTIONS", (("syncs", Derived, "sync", torch_work._always),))
     monkeypatch.setattr(replaced, "_has_compiled", lambda: False)
     recorder = Recorder(0)
     work = TorchWork(recorder)  # type: ignore[arg-type]
@@ -250,6 +255,52 @@ def test_saving_is_noted_on_the_main_thread_only(tmp_path: Path) -> None:
     assert torch.load(tmp_path / "1.pt").sum() == 4
     checked(recorder.metadata["saves"], MORE_METADATA["saves"], "saves")
     assert len(recorder.metadata["saves"]["begin_ns"]) == 2
+
+
+def test_the_save_function_can_be_pickled_while_saves_are_noted() -> None:
+    recorder = Recorder(0)
+    work = TorchWork(recorder)  # type: ignore[arg-type]
+    before, saved_before = torch.save, pickle.dumps(torch.save)
+    work.install()
+    try:
+        assert torch.save is torch.serialization.save is before
+        assert pickle.dumps(torch.save) == pickle.dumps(before) == saved_before
+        with ProcessPoolExecutor(1, get_context("fork")) as pool:
+            assert pool.submit(torch.save, 1, os.devnull).result() is None
+    finally:
+        work.remove()
+
+
+def test_saves_into_open_files_are_noted_until_their_data_are_flushed() -> None:
+    class Slow(io.BytesIO):
+        flushes: ClassVar[list[int]] = []
+
+        def flush(self) -> None:
+            time.sleep(0.01)
+            self.flushes.append(time.monotonic_ns())
+
+    recorder = Recorder(0)
+    work = TorchWork(recorder)  # type: ignore[arg-type]
+    work.install()
+    begin_ns = time.monotonic_ns()
+    try:
+        torch.save(torch.ones(4), Slow())
+    finally:
+        work.remove()
+    saves = recorder.metadata["saves"]
+    assert begin_ns <= saves["begin_ns"][0]
+    assert saves["end_ns"][-1] >= Slow.flushes[-1] >= begin_ns + 10_000_000
+
+
+def test_saves_in_the_format_before_zip_files_are_noted() -> None:
+    recorder = Recorder(0)
+    work = TorchWork(recorder)  # type: ignore[arg-type]
+    work.install()
+    try:
+        torch.save(torch.ones(4), io.BytesIO(), _use_new_zipfile_serialization=False)
+    finally:
+        work.remove()
+    assert len(recorder.metadata["saves"]["begin_ns"]) == 1
 
 
 @pytest.mark.parametrize("is_on", [True, False])
