@@ -2,6 +2,7 @@
 
 Of the first batches of a pass, a checksum of their content goes into the trace, so that a report
 can compare the ranks. Indices would not do: ranks that hold their own files count from 0 alike.
+If a part of these batches is not compared, nothing is said about the content of the pass.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data.distributed import DistributedSampler
 
@@ -22,7 +24,7 @@ from commprof.capture.recorder import Recorder
 #: Largest number of passes that are noted, and of batches of a pass whose content is compared.
 _MOST_PASSES, _COMPARED = 1024, 4
 #: Largest number of parts of a batch, and of elements of a tensor, that enter a checksum.
-_MOST_PARTS, _MOST_ELEMENTS = 16, 4096
+_MOST_PARTS, _MOST_ELEMENTS = 64, 4096
 
 
 @dataclass
@@ -35,8 +37,21 @@ class _Pass:
     end_ns: int = 0
     batches: int = 0
     checksum: int = 0
-    #: Checksums of the compared batches.
-    contents: tuple[int, ...] = ()
+    #: Checksums of the compared batches; None for a batch of which a part was not compared.
+    contents: tuple[int | None, ...] = ()
+
+    def add(self, content: int | None) -> None:
+        """Adds the checksum of a batch."""
+        self.contents += (content,)
+        if None in self.contents:
+            self.checksum = 0
+        elif content is not None:
+            self.checksum = zlib.crc32(content.to_bytes(4, "little"), self.checksum)
+
+    @property
+    def differing(self) -> int:
+        """Number of compared batches that differ; 0 if a part of one was not compared."""
+        return 0 if None in self.contents else len(set(self.contents))
 
 
 class PassNotes:
@@ -68,7 +83,7 @@ class PassNotes:
             "epoch": [data_pass.epoch for data_pass in passes],
             "batches": [data_pass.batches for data_pass in passes],
             "checksum": [data_pass.checksum for data_pass in passes],
-            "contents": [len(set(data_pass.contents)) for data_pass in passes],
+            "contents": [data_pass.differing for data_pass in passes],
         }
         self._recorder.add_metadata(json.dumps({"data_passes": noted}))
 
@@ -99,9 +114,7 @@ class PassNotes:
             self._open[iterator] = current
         current.batches += 1
         if current.batches <= _COMPARED:
-            content = checksum(batch)
-            current.contents += (content,)
-            current.checksum = zlib.crc32(content.to_bytes(4, "little"), current.checksum)
+            current.add(checksum(batch))
         current.end_ns = time.monotonic_ns()
 
     def _sampler(self, sampler: Any) -> tuple[int, int]:
@@ -118,34 +131,52 @@ class PassNotes:
         return self._samplers.setdefault(inner, len(self._samplers) + 1), int(inner.epoch) + 1
 
 
-def checksum(batch: Any) -> int:
-    """Checksum of a batch's tensors, numbers and texts on the host; 0 if it holds none of these.
+def checksum(batch: Any) -> int | None:
+    """Checksum of a batch's tensors, arrays, numbers and texts; None if any part is not compared.
 
-    Large tensors enter with elements at equal distances. NumPy reads the tensors: an operator of
-    torch would be seen by modes that the script may have entered.
+    Large tensors enter with elements at equal distances; see ``_elements``. Other kinds of objects
+    and tensors on devices are not compared, nor the parts beyond the first ``_MOST_PARTS``.
     """
-    value, items = 0, [batch]
-    for _ in range(_MOST_PARTS):
-        if not items:
-            break
+    value, items, parts = 0, [batch], 0
+    while items:
         item = items.pop()
-        if isinstance(item, torch.Tensor):
-            if item.device.type == "cpu" and item.layout is torch.strided:
-                value = zlib.crc32(_elements(item), value)
-        elif isinstance(item, str | int | float):
-            value = zlib.crc32(str(item)[:_MOST_ELEMENTS].encode(), value)
-        elif isinstance(item, Mapping):
-            items.extend(item.values())
-        elif isinstance(item, list | tuple):
-            items.extend(item)
+        parts += 1
+        if parts > _MOST_PARTS:
+            return None
+        if isinstance(item, torch.Tensor | np.ndarray):
+            content = _elements(item)
+        elif isinstance(item, str):
+            # A long text may differ from another in its end only.
+            content = item.encode() if len(item) <= _MOST_ELEMENTS else None
+        elif isinstance(item, int | float | None):
+            content = str(item).encode()
+        elif isinstance(item, Mapping | list | tuple) and len(item) <= _MOST_PARTS:
+            items.extend(item.values() if isinstance(item, Mapping) else item)
+            continue
+        else:
+            return None
+        if content is None:
+            return None
+        value = zlib.crc32(content, value)
     return value
 
 
-def _elements(tensor: torch.Tensor) -> bytes:
-    """Bytes of at most ``_MOST_ELEMENTS`` elements; empty for types that NumPy lacks."""
-    try:
-        flat = tensor.numpy().reshape(-1)
-    except (RuntimeError, TypeError):  # requires a gradient; bfloat16
-        return b""
-    content: bytes = flat[:: -(-max(flat.size, 1) // _MOST_ELEMENTS)].tobytes()
+def _elements(item: torch.Tensor | np.ndarray[Any, Any]) -> bytes | None:
+    """Bytes of at most about ``_MOST_ELEMENTS`` elements, without a copy of the others.
+
+    None for tensors that NumPy cannot read: on devices, that require a gradient, or of a type that
+    NumPy lacks. NumPy reads the tensors, because modes that the script may have entered would see
+    an operator of torch.
+    """
+    if isinstance(item, torch.Tensor):
+        if item.device.type != "cpu" or item.layout is not torch.strided:
+            return None
+        try:
+            item = item.numpy()
+        except (RuntimeError, TypeError):  # requires a gradient; bfloat16
+            return None
+    if item.dtype.hasobject:
+        return None
+    # The flat iterator visits elements in order of their indices, whatever their order in memory.
+    content: bytes = item.flat[:: -(-max(item.size, 1) // _MOST_ELEMENTS)].tobytes()
     return content

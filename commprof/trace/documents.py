@@ -152,7 +152,7 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     # Passes over DataLoaders, 1,024 at most: when the first batch was asked for, and when the last
     # one came or the pass ended; number and epoch, both from 1, of a DistributedSampler that
     # shuffles by its epoch, or 0; number of batches; checksum of the content of the first 4 of
-    # them, and how many of these differ in content.
+    # them, and how many of these differ in content; both are 0 if a part of them was not compared.
     "data_passes": {
         "begin_ns": list[int],
         "end_ns": list[int],

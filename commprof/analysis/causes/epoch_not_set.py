@@ -22,8 +22,9 @@ def _repeated(passes: DataPasses) -> int:
     shuffled = passes.training
     shuffled = shuffled.chosen(np.flatnonzero(shuffled.epoch > 0))
     most = 0
-    for keys in (shuffled.sampler, shuffled.checksum):
-        pairs = np.stack([keys, shuffled.epoch], axis=1)
+    compared = shuffled.chosen(np.flatnonzero(shuffled.contents > 0))
+    for passes_, keys in ((shuffled, shuffled.sampler), (compared, compared.checksum)):
+        pairs = np.stack([keys, passes_.epoch], axis=1)
         counts = np.unique(pairs, axis=0, return_counts=True)[1] if len(pairs) else np.zeros(0)
         most = max(most, int(counts.max(initial=0)))
     return most
