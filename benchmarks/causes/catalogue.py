@@ -47,7 +47,6 @@ JOBS_FOLDER = Path(__file__).parent / "jobs"
 JOBS = {
     "trained_apart": "trained-apart",
     "weights_differ": "weights-differ",
-    "same_batches": "same-batches",
     "ddp_wrong_pass": "ddp-wrong-pass",
     "ddp_every_pass": "ddp-every-pass",
     "every_pass_computing": "ddp-every-pass",

@@ -50,11 +50,6 @@ class DataPasses:
         """The passes during which no backward pass begins."""
         return self.chosen(np.flatnonzero(self.backward == 0))
 
-    @property
-    def is_telling(self) -> bool:
-        """True if the compared batches of each pass differ, as those of constant data do not."""
-        return bool(len(self.contents) and (self.contents >= 2).all())
-
 
 #: Largest number of batches for each backward pass that trains on them.
 _MOST_MICRO = 4

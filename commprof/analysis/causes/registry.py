@@ -45,7 +45,6 @@ from commprof.analysis.causes import (
     rank_alone,
     rank_busier,
     ranks_in_turns,
-    same_batches,
     same_core,
     scalar_each_step,
     scalars_every_pass,
@@ -73,7 +72,6 @@ from commprof.trace.schema import Phase
 CAUSES: Final[tuple[CatalogueCause, ...]] = (
     trained_apart.CAUSE,
     weights_differ.CAUSE,
-    same_batches.CAUSE,
     ddp_wrong_pass.CAUSE,
     ddp_every_pass.CAUSE,
     ddp_other_model.CAUSE,

@@ -48,56 +48,8 @@ def trained(
     return body
 
 
-def same(rank: int, epoch: int) -> dict[str, int]:
-    return {"checksum": 100 + epoch}
-
-
 def divided(rank: int, epoch: int) -> dict[str, int]:
     return {"checksum": 100 * rank + epoch}
-
-
-def test_ranks_that_train_on_the_same_batches_are_named() -> None:
-    found = causes_of(trained(same), steps=STEPS)
-    assert list(found) == ["same-batches"]
-    cause = found["same-batches"]
-    assert "All 2 ranks train on the same batches in 4 passes over the data" in cause.sentence
-    assert "1/2 of the steps" in cause.sentence
-    assert "DistributedSampler" in cause.fix
-
-
-def test_a_cause_that_lengthens_steps_comes_before_equal_batches() -> None:
-    def logs(script: Script) -> None:
-        for _ in range(4):
-            script.call(size=4, ms=1.0)
-
-    found = causes_of(trained(same, logs), steps=STEPS)
-    assert list(found) == ["scalars-one-by-one", "same-batches"]
-
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        divided,
-        lambda rank, epoch: {"checksum": epoch * (1 + rank)},  # equal in the first epoch only
-        lambda rank, epoch: {"checksum": 7, "contents": 1},  # constant data, as of a benchmark
-    ],
-)
-def test_other_batches_on_each_rank_are_right(read: Callable[[int, int], dict[str, int]]) -> None:
-    assert causes_of(trained(read), steps=STEPS) == {}
-
-
-@pytest.mark.parametrize("op", ["send", "all_to_all_single"])
-def test_ranks_that_divide_a_batch_need_the_same_one(op: str) -> None:
-    assert causes_of(trained(same, lambda script: script.call(op, 400, 0.2)), steps=STEPS) == {}
-
-
-def test_ranks_that_exchange_in_forward_may_divide_a_batch() -> None:
-    body = trained(same, lambda script: script.forward(1.0, lambda: script.call(size=400, ms=0.2)))
-    assert "same-batches" not in causes_of(body, steps=STEPS)
-
-
-def test_a_job_without_ddp_may_divide_a_batch() -> None:
-    assert "same-batches" not in causes_of(trained(same), steps=STEPS, models=0)
 
 
 def unset(rank: int, epoch: int, sampler: int = 1, number: int = 1) -> dict[str, int]:
@@ -133,10 +85,13 @@ def test_a_sampler_whose_order_changes_is_right(
 
 
 def evaluated(
-    read: Callable[[int, int], dict[str, int]], batches: int = 8, each_ms: float = 8.0
+    read: Callable[[int, int], dict[str, int]],
+    batches: int = 8,
+    each_ms: float = 8.0,
+    inside: Callable[[Script], None] | None = None,
 ) -> Callable[[Script, int], None]:
     """After each epoch the ranks evaluate batches, with a call in the forward pass of each."""
-    train = trained(divided)
+    train = trained(divided, inside)
 
     def body(script: Script, step: int) -> None:
         train(script, step)
@@ -171,3 +126,21 @@ def test_an_evaluation_of_parts_or_of_few_samples_is_right(
     read: Callable[[int, int], dict[str, int]], options: dict[str, Any]
 ) -> None:
     assert "evaluated-by-all" not in causes_of(evaluated(read, **options), steps=STEPS)
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        lambda script: script.call("send", 400, 0.2),
+        lambda script: script.call("all_to_all_single", 400, 0.2),
+        lambda script: script.forward(1.0, lambda: script.call(size=400, ms=0.2)),
+    ],
+)
+def test_ranks_that_divide_a_batch_need_the_same_one(inside: Callable[[Script], None]) -> None:
+    found = causes_of(evaluated(lambda *_: {"checksum": 55}, inside=inside), steps=STEPS)
+    assert "evaluated-by-all" not in found
+
+
+def test_a_job_without_ddp_may_divide_a_batch() -> None:
+    found = causes_of(evaluated(lambda *_: {"checksum": 55}), steps=STEPS, models=0)
+    assert "evaluated-by-all" not in found
