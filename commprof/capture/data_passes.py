@@ -33,6 +33,7 @@ class _Pass:
 
     sampler: int
     epoch: int
+    seed: int
     begin_ns: int
     end_ns: int = 0
     batches: int = 0
@@ -81,6 +82,7 @@ class PassNotes:
             "end_ns": [data_pass.end_ns for data_pass in passes],
             "sampler": [data_pass.sampler for data_pass in passes],
             "epoch": [data_pass.epoch for data_pass in passes],
+            "seed": [data_pass.seed for data_pass in passes],
             "batches": [data_pass.batches for data_pass in passes],
             "checksum": [data_pass.checksum for data_pass in passes],
             "contents": [data_pass.differing for data_pass in passes],
@@ -106,8 +108,10 @@ class PassNotes:
                 current.end_ns = time.monotonic_ns()
                 del self._open[iterator]
             return
-        if current is None:
+        # Persistent workers have one iterator for all passes, also for those that were left early.
+        if current is None or iterator._num_yielded == 1:
             if len(self._passes) >= _MOST_PASSES:
+                self._open.pop(iterator, None)
                 return
             current = _Pass(*self._sampler(iterator._index_sampler), begin_ns)
             self._passes.append(current)
@@ -117,18 +121,20 @@ class PassNotes:
             current.add(checksum(batch))
         current.end_ns = time.monotonic_ns()
 
-    def _sampler(self, sampler: Any) -> tuple[int, int]:
-        """Number and epoch of a DistributedSampler that shuffles by its epoch; else 0 twice.
+    def _sampler(self, sampler: Any) -> tuple[int, int, int]:
+        """Number, epoch and seed of a DistributedSampler that shuffles by its epoch; else zeros.
 
-        Samplers are numbered from 1, in order of first use; the first epoch is 1.
+        Samplers are numbered from 1, in order of first use; the first epoch is 1. Of a seed, a
+        checksum is noted: it may be an integer of any size.
         """
         inner = getattr(sampler, "sampler", sampler)
         if not isinstance(inner, DistributedSampler) or inner.shuffle is not True:
-            return 0, 0
+            return 0, 0, 0
         # A subclass may shuffle by a rule of its own.
         if type(inner).__iter__ is not DistributedSampler.__iter__:
-            return 0, 0
-        return self._samplers.setdefault(inner, len(self._samplers) + 1), int(inner.epoch) + 1
+            return 0, 0, 0
+        number = self._samplers.setdefault(inner, len(self._samplers) + 1)
+        return number, int(inner.epoch) + 1, zlib.crc32(str(inner.seed).encode())
 
 
 def checksum(batch: Any) -> int | None:

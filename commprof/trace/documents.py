@@ -150,14 +150,16 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     # Times of backward passes with autograd's anomaly detection on.
     "anomaly_backwards": {"begin_ns": list[int], "end_ns": list[int]},
     # Passes over DataLoaders, 1,024 at most: when the first batch was asked for, and when the last
-    # one came or the pass ended; number and epoch, both from 1, of a DistributedSampler that
-    # shuffles by its epoch, or 0; number of batches; checksum of the content of the first 4 of
-    # them, and how many of these differ in content; both are 0 if a part of them was not compared.
+    # one came or the pass ended; number and epoch, both from 1, and checksum of the seed of a
+    # DistributedSampler that shuffles by its epoch, or 0; number of batches; checksum of the
+    # content of the first 4 of them, and how many of these differ in content; both are 0 if a part
+    # of them was not compared.
     "data_passes": {
         "begin_ns": list[int],
         "end_ns": list[int],
         "sampler": list[int],
         "epoch": list[int],
+        "seed": list[int],
         "batches": list[int],
         "checksum": list[int],
         "contents": list[int],

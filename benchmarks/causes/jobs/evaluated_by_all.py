@@ -22,7 +22,7 @@ def evaluate() -> float:
     totals = torch.zeros(2)
     with torch.no_grad():
         for (x,) in loader:
-            totals += torch.tensor([ddp.module(x).pow(2).sum(), x.numel()])
+            totals += torch.tensor([ddp(x).pow(2).sum(), x.numel()])
     if common.FIXED:
         dist.all_reduce(totals)
     return float(totals[0] / totals[1])

@@ -24,15 +24,19 @@ class DataPasses:
 
     begin_ns: Ints
     end_ns: Ints
-    #: Number of the DistributedSampler, and its epoch; 0 if it does not shuffle by its epoch.
+    #: Number of the DistributedSampler, its epoch, and a checksum of its seed; 0 if it does not
+    #: shuffle by its epoch.
     sampler: Ints
     epoch: Ints
+    seed: Ints
     #: Number of batches of the pass.
     batches: Ints
-    #: Checksum of the first batches, and how many of them differ in content.
+    #: Checksum of the first batches, and how many of them differ in content; both are 0 if a part
+    #: of these batches was not compared.
     checksum: Ints
     contents: Ints
-    #: Number of backward passes that began during the pass.
+    #: Numbers of forward and of backward passes that began during the pass.
+    forward: Ints
     backward: Ints
 
     def chosen(self, rows: Ints) -> DataPasses:
@@ -47,8 +51,12 @@ class DataPasses:
 
     @property
     def evaluating(self) -> DataPasses:
-        """The passes during which no backward pass begins."""
-        return self.chosen(np.flatnonzero(self.backward == 0))
+        """The passes with a forward pass on most batches, and without backward passes.
+
+        Without a forward pass, a script may load its data, to train on them later.
+        """
+        has_forward = 2 * self.forward > self.batches
+        return self.chosen(np.flatnonzero(has_forward & (self.backward == 0)))
 
 
 #: Largest number of batches for each backward pass that trains on them.
@@ -67,9 +75,12 @@ def data_passes(facts: Facts) -> list[DataPasses]:
         shift = facts.clock_shift_ns(position)
         read |= {name: read[name] + shift for name in ("begin_ns", "end_ns")}
         phases = columns.phases(trace)
-        begun = np.sort(phases.begin_ns[phases.key == Phase.BACKWARD])
-        first, last = (np.searchsorted(begun, read[name]) for name in ("begin_ns", "end_ns"))
-        passes = DataPasses(**read, backward=(last - first).astype(np.int64))
+        counts = {}
+        for name, phase in (("forward", Phase.FORWARD), ("backward", Phase.BACKWARD)):
+            begun = np.sort(phases.begin_ns[phases.key == phase])
+            first, last = (np.searchsorted(begun, read[edge]) for edge in ("begin_ns", "end_ns"))
+            counts[name] = (last - first).astype(np.int64)
+        passes = DataPasses(**read, **counts)
         of_ranks.append(passes.chosen(np.argsort(read["begin_ns"], kind="stable")))
     return of_ranks
 

@@ -13,31 +13,33 @@ from commprof.analysis.causes.facts import Facts
 _LEAST = 3
 
 
-def _repeated(passes: DataPasses) -> int:
-    """Largest number of passes for training in which a sampler gave the same order.
+def _repeated(passes: DataPasses) -> tuple[int, int]:
+    """Largest number of passes for training with one order of a sampler, and of all its kind.
 
-    Passes of one sampler with one epoch do so; and passes of several samplers, as of loaders that
-    each epoch makes anew, with one epoch and the same first batches.
+    Passes of one sampler with one seed and epoch have one order; and passes of several samplers, as
+    of loaders that each epoch makes anew, with one seed and epoch and the same first batches.
     """
     shuffled = passes.training
     shuffled = shuffled.chosen(np.flatnonzero(shuffled.epoch > 0))
-    most = 0
     compared = shuffled.chosen(np.flatnonzero(shuffled.contents > 0))
-    for passes_, keys in ((shuffled, shuffled.sampler), (compared, compared.checksum)):
-        pairs = np.stack([keys, passes_.epoch], axis=1)
-        counts = np.unique(pairs, axis=0, return_counts=True)[1] if len(pairs) else np.zeros(0)
+    most = 0
+    for with_key, keys in ((shuffled, shuffled.sampler), (compared, compared.checksum)):
+        orders = np.stack([keys, with_key.seed, with_key.epoch], axis=1)
+        counts = np.unique(orders, axis=0, return_counts=True)[1] if len(orders) else np.zeros(0)
         most = max(most, int(counts.max(initial=0)))
-    return most
+    return most, len(shuffled.epoch)
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    number = min(map(_repeated, data_passes(facts)), default=0)
-    if number < _LEAST:
+    number, of_all = min(map(_repeated, data_passes(facts)), default=(0, 0))
+    # A script may repeat an order on purpose for some passes, as over samples that it collected.
+    if number < _LEAST or 2 * number <= of_all:
         return None
+    passes = f"{number} passes" if number == of_all else f"{number} of {of_all} shuffled passes"
     return Sighting(
-        f"A DistributedSampler gave the samples in the same order in {number} passes over the "
-        "data, because its epoch was not changed: shuffle=True draws the order from the seed and "
-        "the epoch. Each rank also gets the same part of the samples every time."
+        f"A DistributedSampler gave the samples in the same order in {passes} over the data, "
+        "because its seed and epoch were not changed: shuffle=True draws the order from these two. "
+        "Each rank also gets the same part of the samples every time."
     )
 
 
@@ -78,9 +80,9 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"On each rank, at least {_LEAST} passes over DataLoaders, during which backward passes "
-        "begin, use a DistributedSampler with `shuffle=True` and with the same epoch. The passes "
-        "have one sampler, or their first batches are equal. Subclasses with an order of their own "
-        "do not count."
+        "begin, use a DistributedSampler with `shuffle=True` and with the same seed and epoch; and "
+        "these are most of the training passes with such a sampler. They have one sampler, or "
+        "their first batches are equal. Subclasses with an order of their own do not count."
     ),
     why=(
         "`DistributedSampler(shuffle=True)` draws the order of the samples from its seed and its "

@@ -27,7 +27,7 @@ _LEAST = 2
 
 
 def _shared_passes(facts: Facts) -> list[DataPasses]:
-    """By rank, the measured passes without backward passes that read the same on all ranks."""
+    """By rank, the measured passes that evaluate, and that read the same on all ranks."""
     evaluated = [of_rank.evaluating for of_rank in data_passes(facts)]
     if not evaluated or len({len(of_rank.checksum) for of_rank in evaluated}) > 1:
         return []
@@ -96,9 +96,12 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS, Figure.PARTS),
     rule=_rule,
     looks_like=(
-        f"In at least {_LEAST} passes over a DataLoader, during which no backward pass begins, the "
-        "content of the first 4 batches is the same on all ranks, and differs from batch to batch. "
-        "DDP exchanges gradients over all ranks, and no other calls divide a batch among ranks. "
+        f"In at least {_LEAST} passes over a DataLoader, during which DDP's forward pass begins "
+        "for most batches and no backward pass begins, the content of the first 4 batches is the "
+        "same on all ranks, and differs from batch to batch. Passes with a part of a batch that "
+        "cannot be compared, as on a device, do not count, nor do calls of `YOUR_MODEL.module`, "
+        "which are not recorded. DDP exchanges gradients over all ranks, and no other calls divide "
+        "a batch among ranks. "
         f"What the passes take beyond one rank's part is at least {WORTH_NAMING:.0%} of all time."
     ),
     why=(

@@ -86,6 +86,26 @@ def test_the_epoch_of_each_pass_is_noted() -> None:
     assert found["checksum"][0] == found["checksum"][1] != found["checksum"][2]
 
 
+def test_the_seed_of_each_pass_is_noted() -> None:
+    loader = sampled(0)
+
+    def seeds() -> Iterator[DataLoader[Any]]:
+        for seed in (0, 0, 7):
+            loader.sampler.seed = seed  # type: ignore[attr-defined]
+            yield loader
+
+    found = noted(seeds())
+    first, again, other = found["seed"]
+    assert first == again != other
+
+
+def test_passes_of_persistent_workers_that_are_left_early_are_noted_apart() -> None:
+    loader = DataLoader(DATA, 8, num_workers=1, persistent_workers=True)
+    found = noted([loader] * 3, until=3)
+    assert found["batches"] == [3, 3, 3]
+    assert len(set(found["checksum"])) == 1
+
+
 def test_a_sampler_with_an_order_of_its_own_has_no_epoch() -> None:
     class Own(DistributedSampler[Any]):
         def __iter__(self) -> Iterator[int]:

@@ -454,9 +454,10 @@ def evaluated(script: Script, step: int, fixed: bool) -> None:
     if step % 5 == 4:
         number = 12 // RANKS if fixed else 12
         for batch in range(number):
-            script.work(ms_of(script, step, 100 + batch, 6.0))
+            script.forward(ms_of(script, step, 100 + batch, 6.0))
         read = 1000 * script.rank.rank if fixed else 0
-        noted = {"sampler": 0, "epoch": 0, "batches": number, "checksum": read, "contents": 4}
+        noted = {"sampler": 0, "epoch": 0, "seed": 0, "batches": number}
+        noted |= {"checksum": read, "contents": 4}
         kept = script.rank.metadata.setdefault("data_passes", {key: [] for key in noted})
         for key, value in noted.items():
             kept[key].append(value)

@@ -19,7 +19,7 @@ STEPS = 21
 
 def passed(script: Script, begin_ms: float, **noted: int) -> None:
     """Notes a pass over a DataLoader from a time until now."""
-    noted = {"sampler": 0, "epoch": 0, "batches": 5, "contents": 4} | noted
+    noted = {"sampler": 0, "epoch": 0, "seed": 0, "batches": 5, "contents": 4} | noted
     noted |= {"begin_ns": round(begin_ms * MS), "end_ns": round(script.now_ms * MS)}
     kept: dict[str, list[int]] = script.rank.metadata.setdefault("data_passes", {})
     for key, value in noted.items():
@@ -74,6 +74,11 @@ def test_a_sampler_that_each_epoch_makes_anew_is_named() -> None:
         lambda rank, epoch: unset(rank, epoch, number=epoch + 1),  # set
         lambda rank, epoch: unset(rank, epoch, sampler=0) | {"epoch": 0},  # does not shuffle
         lambda rank, epoch: unset(rank, epoch, sampler=1 + epoch % 2, number=1 + epoch),
+        lambda rank, epoch: unset(rank, epoch) | {"seed": 1000 + epoch},
+        # Several passes over the samples of each of two collections.
+        lambda rank, epoch: unset(rank, epoch, number=1 + epoch // 4),
+        # Samplers of their own, and batches of which a part was not compared.
+        lambda rank, epoch: {"checksum": 0, "contents": 0, "sampler": epoch + 1, "epoch": 1},
         # Each epoch reads other data, through a sampler of its own.
         lambda rank, epoch: {"checksum": 10 * rank + epoch, "sampler": epoch + 1, "epoch": 1},
     ],
@@ -81,7 +86,13 @@ def test_a_sampler_that_each_epoch_makes_anew_is_named() -> None:
 def test_a_sampler_whose_order_changes_is_right(
     read: Callable[[int, int], dict[str, int]],
 ) -> None:
-    assert causes_of(trained(read), steps=STEPS) == {}
+    assert causes_of(trained(read), steps=2 * STEPS) == {}
+
+
+def test_an_order_that_repeats_in_most_passes_is_named_with_their_number() -> None:
+    body = trained(lambda rank, epoch: unset(rank, epoch, number=1 if epoch else 5))
+    found = causes_of(body, steps=STEPS)
+    assert "in the same order in 3 of 4 shuffled passes" in found["epoch-not-set"].sentence
 
 
 def evaluated(
@@ -89,8 +100,12 @@ def evaluated(
     batches: int = 8,
     each_ms: float = 8.0,
     inside: Callable[[Script], None] | None = None,
+    loads: bool = False,
 ) -> Callable[[Script, int], None]:
-    """After each epoch the ranks evaluate batches, with a call in the forward pass of each."""
+    """After each epoch the ranks evaluate batches, with a call in the forward pass of each.
+
+    ``loads``: they only load the batches.
+    """
     train = trained(divided, inside)
 
     def body(script: Script, step: int) -> None:
@@ -98,6 +113,9 @@ def evaluated(
         if step % EPOCH == EPOCH - 1:
             begin = script.now_ms
             for _ in range(batches):
+                if loads:
+                    script.work(each_ms)
+                    continue
                 script.forward(each_ms - 0.5, lambda: script.call("broadcast", 400, 0.5))
             passed(script, begin, batches=batches, **read(script.rank.rank, step // EPOCH))
 
@@ -118,6 +136,8 @@ def test_samples_that_every_rank_evaluates_are_named_with_what_a_part_wins() -> 
     ("read", "options"),
     [
         (divided, {}),
+        (lambda *_: {"checksum": 5}, {"loads": True}),
+        (lambda *_: {"checksum": 0, "contents": 0}, {}),  # a part was not compared
         (lambda *_: {"checksum": 5, "contents": 1}, {}),  # one batch, or constant data
         (lambda *_: {"checksum": 5}, {"batches": 1, "each_ms": 2.0}),  # a small evaluation
     ],
