@@ -1,7 +1,8 @@
 """Passes of the script over its DataLoaders: when they took place, and whether ranks read the same.
 
 Of the first batches of a pass, a checksum of their content goes into the trace, so that a report
-can compare the ranks. Indices would not do: ranks that hold their own files count from 0 alike.
+can compare the ranks. Indices would not do: ranks that hold their own files count from 0 alike, so
+that batches of nothing but indices are not compared either.
 If a part of these batches is not compared, nothing is said about the content of the pass.
 """
 
@@ -118,7 +119,7 @@ class PassNotes:
             self._open[iterator] = current
         current.batches += 1
         if current.batches <= _COMPARED:
-            current.add(checksum(batch))
+            current.add(checksum(batch) if holds_samples(batch) else None)
         current.end_ns = time.monotonic_ns()
 
     def _sampler(self, sampler: Any) -> tuple[int, int, int]:
@@ -135,6 +136,29 @@ class PassNotes:
             return 0, 0, 0
         number = self._samplers.setdefault(inner, len(self._samplers) + 1)
         return number, int(inner.epoch) + 1, zlib.crc32(str(inner.seed).encode())
+
+
+def holds_samples(batch: Any) -> bool:
+    """False for a batch that may be nothing but indices: integers, in rows of one dimension.
+
+    Only the first ``_MOST_PARTS`` parts are looked at.
+    """
+    items = [batch]
+    for _ in range(_MOST_PARTS):
+        if not items:
+            break
+        item = items.pop()
+        if isinstance(item, torch.Tensor):
+            if item.ndim > 1 or item.is_floating_point() or item.is_complex():
+                return True
+        elif isinstance(item, np.ndarray):
+            if item.ndim > 1 or item.dtype.kind in "fc":
+                return True
+        elif isinstance(item, str | float):
+            return True
+        elif isinstance(item, Mapping | list | tuple) and len(item) <= _MOST_PARTS:
+            items.extend(item.values() if isinstance(item, Mapping) else item)
+    return False
 
 
 def checksum(batch: Any) -> int | None:

@@ -100,8 +100,9 @@ CAUSE = CatalogueCause(
         "for most batches and no backward pass begins, the content of the first 4 batches is the "
         "same on all ranks, and differs from batch to batch. Passes with a part of a batch that "
         "cannot be compared, as on a device, do not count, nor do calls of `YOUR_MODEL.module`, "
-        "which are not recorded. DDP exchanges gradients over all ranks, and no other calls divide "
-        "a batch among ranks. "
+        "which are not recorded, nor batches of indices. DDP exchanges gradients over all ranks, "
+        "and no other calls divide a batch among ranks. A script that takes a rank's part of each "
+        "batch after it was loaded is not told apart. "
         f"What the passes take beyond one rank's part is at least {WORTH_NAMING:.0%} of all time."
     ),
     why=(

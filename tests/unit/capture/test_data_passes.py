@@ -183,6 +183,25 @@ def test_a_pass_of_which_a_later_batch_is_not_compared_has_no_checksum() -> None
     assert (found["checksum"], found["contents"], found["batches"]) == ([0], [0], [3])
 
 
+@pytest.mark.parametrize(
+    ("batch", "has_content"),
+    [
+        (torch.arange(8), False),
+        ({"index": np.arange(8), "of": [3, True]}, False),
+        (list(range(100)), False),
+        ([torch.arange(8).reshape(2, 4), torch.arange(2)], True),
+        ([torch.rand(8)], True),
+        (np.ones(8), True),
+        (("a text", 3), True),
+    ],
+)
+def test_batches_of_indices_into_a_ranks_own_data_are_not_compared(
+    batch: Any, has_content: bool
+) -> None:
+    found = noted([DataLoader([batch], None)])  # type: ignore[arg-type]
+    assert (found["contents"], found["batches"]) == ([int(has_content)], [1])
+
+
 def test_arrays_are_compared_as_tensors_are() -> None:
     numbers = np.arange(6.0).reshape(2, 3)
     assert checksum([numbers]) == checksum([torch.from_numpy(numbers)])
