@@ -35,7 +35,7 @@ from commprof.trace.columns import Ints
 from commprof.trace.lookup import among
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
-from commprof.trace.schema import POINT_TO_POINT
+from commprof.trace.schema import POINT_TO_POINT, Kind
 from commprof.units import ms_to_ns, us_to_ns
 
 #: In a run of few steps that commprof itself recorded, a rank is named only if its probability is
@@ -201,6 +201,10 @@ def _beyond_its_turn(late: LateRank, seen: MeasuredSteps, step_ns: float) -> Lat
 
 def _waits_for_messages(seen: MeasuredSteps) -> bool:
     """True if most waiting is for messages, as between the stages of a pipeline."""
+    # Tables of a long run take much memory, and most jobs send no messages.
+    ops = (columns.of_kind(trace.records, Kind.ISSUE)["op"] for trace in seen.traces)
+    if not any(among(op, *POINT_TO_POINT).any() for op in ops):
+        return False
     waited_ns = of_messages_ns = 0.0
     for trace in seen.traces:
         waits, table = exposures_of(trace), columns.collectives(trace)
