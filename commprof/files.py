@@ -118,6 +118,14 @@ def replacing(path: Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
+def names_in(folder: Path) -> list[str]:
+    """Lists a folder in the order of names; returns an empty list if it cannot be read."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
 def is_a_device(path: Path) -> bool:
     """True if the path, for example /dev/stdout, exists but is no regular file or directory."""
     return path.exists() and not path.is_file() and not path.is_dir()

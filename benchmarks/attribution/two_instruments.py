@@ -45,8 +45,9 @@ import torch
 from benchmarks.judging.demands import Demand, at_most, judged
 from benchmarks.judging.results_file import Lines, read_rows
 from benchmarks.ranks.rank_launch import on_this_host
+from commprof.analysis.align.alike_ranks import sizes_of_groups
 from commprof.analysis.align.device_timeline import on_device_timeline
-from commprof.analysis.collectives.calls import group_sizes, start_times
+from commprof.analysis.collectives.calls import start_times
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.analysis.detail import WorldDetail
 from commprof.analysis.run import analyse_in_detail
@@ -192,7 +193,7 @@ def _calls_apart(name: str, ours: Sequence[Path], theirs: Path) -> tuple[int, in
 def _calls(trace: Trace) -> list[tuple[str, str | None, int | None]]:
     """Returns operation, group and size of each call; an unknown group or size is None."""
     table = columns.collectives(trace)
-    size = sizes_bytes(table.op, table.bytes_in, table.bytes_out, group_sizes(trace, table))
+    size = sizes_bytes(table.op, table.bytes_in, table.bytes_out, sizes_of_groups([trace], [table]))
     held = trace.recorded
     return [
         (

@@ -123,7 +123,7 @@ def _with_calls(result: WorldResult, run: WorldRun, seen: MeasuredWorld) -> Worl
     return_free_memory()
     return replace(
         result,
-        evidence=replace(result.evidence, most_waited_for=late.most_waited_for()),
+        evidence=replace(result.evidence, most_waited_for=late.most_waited_for),
         communication=exchanged,
         lateness=late,
         cross_checks=()

@@ -1,9 +1,9 @@
 """Passes of the script over its DataLoaders: when they took place, and whether ranks read the same.
 
 Of the first batches of a pass, a checksum of their content goes into the trace, so that a report
-can compare the ranks. Indices would not do: ranks that hold their own files count from 0 alike, so
-that batches of nothing but indices are not compared either.
-If a part of these batches is not compared, nothing is said about the content of the pass.
+can compare the ranks. Indices would not do: ranks that hold their own files count from 0 alike. So
+batches of nothing but indices are not compared either, and if a part of these batches is not
+compared, nothing is said about the content of the pass.
 """
 
 from __future__ import annotations

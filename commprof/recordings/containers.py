@@ -19,7 +19,7 @@ from typing import IO, Any, BinaryIO, cast
 from commprof.errors import CommprofError
 from commprof.files import open_regular
 from commprof.invocation import quoted
-from commprof.trace.reader import traces_among
+from commprof.trace.first_blocks import traces_among
 
 #: Largest ratio of unpacked to packed size; traces compress to a tenth or twentieth.
 _MOST_TIMES = 300

@@ -155,8 +155,8 @@ def told_slower(slower: SlowerProcesses) -> str:
     """Returns a sentence on several processes for which the others wait."""
     return (
         f"{named_processes(slower)} make the others wait: {slower.share:.0%} of all waiting began "
-        f"with them, {_seconds(slower.wait_per_process_s)} for each other process. They wait only "
-        f"{_seconds(slower.waits_s)} themselves, and each spends at least "
+        f"with them, on average {_seconds(slower.wait_per_process_s)} for each other process. They "
+        f"wait only {_seconds(slower.waits_s)} themselves, and each spends at least "
         f"{_seconds(slower.longer_s)} more outside of all operations than the median of the others."
     )
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from commprof.field_groups import FieldGroup
 from commprof.trace import schema
-from commprof.trace.found_steps import DECLARED, step_marks
+from commprof.trace.found_steps import DECLARED, complete_steps, step_marks
 from commprof.trace.lookup import among, is_in, look_up, repeated, row_of, rows_of
 from commprof.trace.packed import PackedRecords, records_of
 from commprof.trace.ranks import RankRows, RankTables, firsts_of, joined
@@ -318,14 +318,9 @@ def blocked(waits: Records) -> npt.NDArray[np.bool_]:
 
 @once_per_trace
 def steps(trace: Trace) -> Steps:
-    """Returns the complete steps, which lie between successive boundaries of ``step_marks``.
-
-    If a full ring dropped the boundary at which a step begins, the step is left out: the last
-    boundary before the step then begins an earlier step.
-    """
+    """Returns the complete steps, which lie between successive boundaries of ``step_marks``."""
     marks = step_marks(trace.records)
-    begun = marks.step + marks.ends  # index of the step that begins at each boundary
-    ends = 1 + np.flatnonzero(marks.ends[1:] & (begun[:-1] == marks.step[1:]))
+    ends = complete_steps(marks.step, marks.ends, np.zeros(len(marks.step), dtype=np.int64))
     return Steps(
         index=marks.step[ends],
         begin_ns=marks.time_ns[ends - 1],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from commprof.trace.packed import records_of
 from commprof.trace.schema import Kind, Phase, Records
 
 Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 #: Events at which a trace's steps may end; see ``step_marks``.
 SOURCES = DECLARED, UPDATE, BACKWARD = "declared", "update", "backward"
@@ -26,24 +28,57 @@ class StepMarks:
     time_ns: Ints
     step: Ints
     #: True if ``step`` ends at the boundary, False if it only begins.
-    ends: npt.NDArray[np.bool_]
+    ends: Mask
     thread: Ints
 
 
-def step_marks(records: Records) -> StepMarks:
-    """Returns the step boundaries of a trace.
+def chosen_marks(ends: Mask, seq: npt.NDArray[Any], rank: Ints, ranks: int) -> tuple[Mask, Mask]:
+    """Chooses the recorded boundaries that end the steps of each rank.
 
-    If the script declared any boundary, boundaries found at updates are ignored. If the whole trace
-    has neither kind, each backward pass that issued a collective ends a step.
+    If the script declared any end of a step, boundaries found at updates are ignored.
+
+    Args:
+        ends: True for a boundary at which a step ends.
+        seq: the field of the records that tells who placed the boundary.
+        rank: index of each boundary's rank.
+        ranks: number of ranks.
+
+    Returns:
+        A mask of the boundaries; for each rank, whether its script declared them. All are False for
+        a rank without a boundary at which a step ends.
+    """
+    declared = seq == schema.STEP_DECLARED
+    by_script, ended = (
+        np.bincount(rank[mask], minlength=ranks) > 0 for mask in (ends & declared, ends)
+    )
+    return np.where(by_script[rank], declared, ended[rank]), by_script
+
+
+def complete_steps(step: Ints, ends: Mask, rank: Ints) -> Ints:
+    """Returns the boundaries that end a complete step; it began at the boundary before.
+
+    If a full ring dropped the boundary at which a step begins, the step is left out: the last
+    boundary before the step then begins an earlier step.
+    """
+    begun = step + ends  # index of the step that begins at each boundary
+    complete = ends[1:] & (begun[:-1] == step[1:]) & (rank[:-1] == rank[1:])
+    rows: Ints = 1 + np.flatnonzero(complete)
+    return rows
+
+
+def step_marks(records: Records) -> StepMarks:
+    """Returns the step boundaries of a trace, see :func:`chosen_marks`.
+
+    If the whole trace has no boundary at which a step ends, each backward pass that issued a
+    collective ends a step.
     """
     marks = records_of(records, Kind.STEP)
-    ends = marks["aux"] == 1
-    declared = marks["seq"] == schema.STEP_DECLARED
+    ends, one_rank = marks["aux"] == 1, np.zeros(len(marks), dtype=np.int64)
     source = DECLARED
-    if (ends & declared).any():
-        marks = marks.compress(declared)
-    elif ends.any():
-        source = UPDATE
+    if ends.any():
+        chosen, (by_script,) = chosen_marks(ends, marks["seq"], one_rank, 1)
+        marks = marks.compress(chosen)
+        source = DECLARED if by_script else UPDATE
     elif len(marks):
         times = communicating_backwards(records, int(marks["thread"][0]))
         if len(times):

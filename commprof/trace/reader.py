@@ -19,11 +19,12 @@ from typing import Any, cast
 import numpy as np
 
 from commprof.errors import TraceError
-from commprof.files import open_regular
+from commprof.files import names_in, open_regular
 from commprof.trace import documents, schema
 from commprof.trace.blocks import Block, BlockStream, pack_block
 from commprof.trace.device_activity import DeviceActivity
 from commprof.trace.documents import Communicator, Group
+from commprof.trace.first_blocks import first_metadata_of, is_named_as_trace
 from commprof.trace.packed import (
     PackedRecords,
     Packer,
@@ -263,115 +264,6 @@ def _small_reader() -> Callable[[str], Any] | None:
     return read_small_trace
 
 
-@dataclass(frozen=True)
-class _Head:
-    """The beginning of a file, and the stamp of the file when it was read."""
-
-    #: Device, inode, time of modification and size.
-    stamp: bytes
-    #: None for a trace whose beginning must be read in another way, and for other files.
-    metadata: dict[str, Any] | None
-    #: True if the file begins as a trace does.
-    is_trace: bool
-
-
-_heads: dict[str, _Head] = {}
-_MOST_HEADS = 1 << 16
-
-
-def _heads_of(paths: Sequence[str]) -> Sequence[_Head | None]:
-    """Returns the beginnings of files, each of which is read again only once the file changes.
-
-    None for files that do not exist. Returns only None if the module was not built or is older.
-    """
-    try:
-        from commprof._reading import file_stamps, trace_heads
-    except ImportError:
-        return [None] * len(paths)
-    stamps = [row.tobytes() for row in file_stamps(list(paths))]
-    old = (_heads.get(path) for path in paths)
-    heads = [
-        head if head is not None and head.stamp == stamp else None
-        for head, stamp in zip(old, stamps, strict=True)
-    ]
-    new = [row for row, head in enumerate(heads) if head is None and stamps[row] != _NO_FILE]
-    for row, text in zip(new, trace_heads([paths[row] for row in new]), strict=True):
-        metadata = None
-        if text:
-            with suppress(ValueError):
-                metadata = documents.read_metadata(memoryview(text))
-        head = heads[row] = _Head(stamps[row], metadata, text is not None)
-        if len(_heads) < _MOST_HEADS:
-            _heads[paths[row]] = head
-    return heads
-
-
-#: Stamp of a file that does not exist.
-_NO_FILE = np.full(4, -1, dtype=np.int64).tobytes()
-
-
-def traces_among(paths: Sequence[str]) -> set[str]:
-    """Returns the files that are named and begin as commprof's traces; may leave some out."""
-    named = [path for path in paths if _is_named_as_trace(os.path.basename(path))]
-    heads = zip(named, _heads_of(named), strict=True)
-    return {path for path, head in heads if head is not None and head.is_trace}
-
-
-def _is_named_as_trace(name: str) -> bool:
-    return name.startswith("rank_") and name.endswith(".trace")
-
-
-def first_metadata_of(paths: Sequence[Path]) -> list[dict[str, Any] | TraceError | OSError]:
-    """Returns the first metadata block of each trace, or why it cannot be read.
-
-    The blocks are cached until the files change. Callers share them and must not change them.
-    """
-    found: list[dict[str, Any] | TraceError | OSError] = []
-    for path, head in zip(paths, _heads_of(list(map(os.fspath, paths))), strict=True):
-        if head is not None and head.metadata is not None:
-            found.append(head.metadata)
-            continue
-        try:
-            found.append(_first_metadata_alone(path))
-        except (TraceError, OSError) as error:
-            found.append(error)
-    return found
-
-
-def _first_metadata_alone(path: Path) -> dict[str, Any]:
-    status = os.stat(path)
-    file = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
-    return _first_metadata(os.fspath(path), *file)
-
-
-@functools.lru_cache(maxsize=4096)
-def _first_metadata(
-    path: str, _device: int, _inode: int, _stamp: int, _size: int
-) -> dict[str, Any]:
-    """Parameters other than ``path`` are only keys of the cache."""
-    return read_first_metadata(Path(path))
-
-
-def read_first_metadata(path: Path) -> dict[str, Any]:
-    """Reads only the first metadata block, whatever the trace's size.
-
-    Raises:
-        TraceError: the file is not a trace, or its metadata cannot be used.
-        OSError: the file cannot be opened.
-    """
-    with open_regular(path) as file:
-        for block in BlockStream(path, file):
-            if block.type == BlockType.METADATA:
-                try:
-                    return documents.read_metadata(block.payload)
-                except ValueError as error:
-                    raise TraceError(f"{path}: unusable metadata: {error}") from None
-    raise TraceError(
-        f"{path}: no readable metadata block, so the trace cannot be used: the file is cut off "
-        "or damaged near its beginning"
-    )
-
-
 def take_block(path: Path, block: Block, content: TraceContent) -> None:
     """Adds a block to ``content``; unknown types are skipped, so that the format can grow."""
     take = _TAKE.get(block.type)
@@ -490,8 +382,8 @@ def salvage_dead(directory: Path) -> None:
     paths = [
         folder / name
         for folder in (directory, *directory.glob("world_*"))
-        for name in _names_in(folder)
-        if _is_named_as_trace(name)
+        for name in names_in(folder)
+        if is_named_as_trace(name)
     ]
     for path, metadata in zip(paths, first_metadata_of(paths), strict=True):
         # the report names the problem of a trace that cannot be read
@@ -499,14 +391,6 @@ def salvage_dead(directory: Path) -> None:
             with suppress(OSError, TraceError):
                 if has_rings(metadata["ring_prefix"]) and state_of(metadata) is State.GONE:
                     salvage(path)
-
-
-def _names_in(folder: Path) -> list[str]:
-    """Lists a folder in order; returns an empty list if it cannot be read."""
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
 
 
 def _append(path: Path, end: int, blocks: bytes) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from commprof.trace.columns import Collectives, Ints
-from commprof.trace.lookup import joined_column, kept_once, repeated
+from commprof.trace.lookup import joined_column, kept_once
 from commprof.trace.ranks import joined
 from commprof.trace.reader import Trace
 
@@ -38,14 +38,7 @@ def sizes_of_groups(traces: Sequence[Trace], tables: Sequence[Collectives]) -> I
 
 def _sizes_in_row(trace: Trace, tables: Sequence[Collectives]) -> Ints:
     group = joined(tables, "group")
-    if group.strides == (0,) and len(group):
-        return repeated(_size_of(trace, int(group[0])), len(group))
     size = np.zeros(len(group), dtype=np.int64)
     for described in trace.groups.values():
         size[group == described.id] = described.size
     return kept_once(size)
-
-
-def _size_of(trace: Trace, number: int) -> np.int64:
-    sizes = [group.size for group in trace.groups.values() if group.id == number]
-    return np.int64(sizes[-1] if sizes else 0)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from commprof.analysis.align.alike_ranks import sizes_of_groups
 from commprof.analysis.causes.facts import Facts, RankCalls, once
-from commprof.analysis.collectives.calls import group_sizes
 from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.schema import Phase
@@ -97,5 +97,5 @@ def _is_data_parallel(calls: RankCalls) -> bool:
     in_forward = (calls.step >= 0) & (calls.phase == Phase.FORWARD)
     if (in_forward & ~calls.measured(_OF_FORWARD)).any() or calls.measured(_DIVIDING).any():
         return False
-    sizes = group_sizes(calls.trace, calls.table)[calls.in_backward & (calls.step >= 0)]
+    sizes = sizes_of_groups([calls.trace], [calls.table])[calls.in_backward & (calls.step >= 0)]
     return bool(len(sizes)) and bool((sizes == calls.trace.metadata["world_size"]).all())

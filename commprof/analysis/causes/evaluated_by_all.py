@@ -54,9 +54,10 @@ def _rule(facts: Facts) -> Sighting | None:
     ms = ns_to_ms(float(np.mean(taken)) / number)
     batches = round(float(np.median(passes[0].batches)))
     return Sighting(
-        f"Each rank evaluates the same samples, {number} times in {facts.steps} steps: "
-        f"{batches} batches in {in_ms(ms)} each time, equal in content on all ranks. Divided over "
-        f"{ranks} ranks, an evaluation takes 1/{ranks} of this time.",
+        f"Each rank loads the same samples for an evaluation, {number} times in {facts.steps} "
+        f"steps: {batches} batches in {in_ms(ms)} each time, equal in content on all ranks. Unless "
+        f"each rank computes a part of them only, an evaluation takes 1/{ranks} of this time if "
+        f"{ranks} ranks divide the samples.",
         share,
         saving_without(facts, _removed(facts, passes)),
     )

@@ -14,8 +14,8 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.align.alike_ranks import sizes_of_groups
 from commprof.analysis.causes.edits.script import Script, script_of
-from commprof.analysis.collectives.calls import group_sizes
 from commprof.analysis.collectives.kinds import caller
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.analysis.replay.gains import Replays, recorded_replays
@@ -458,7 +458,7 @@ def _calls(rank: int, trace: Trace, table: Collectives, measured: Ints) -> RankC
     wait_begin, wait_end = np.full(len(table), _NO_TIME), np.zeros(len(table), dtype=np.int64)
     np.minimum.at(wait_begin, of, first)
     np.maximum.at(wait_end, of, last)
-    size = sizes_bytes(table.op, table.bytes_in, table.bytes_out, group_sizes(trace, table))
+    size = sizes_bytes(table.op, table.bytes_in, table.bytes_out, sizes_of_groups([trace], [table]))
     return RankCalls(
         rank=rank,
         trace=trace,

@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
-from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
-from commprof.analysis.causes.gain import saving_without
-from commprof.analysis.causes.gathered_parameters import (
-    after_backward,
-    holds_model,
-    in_forward,
-    without,
-)
-from commprof.analysis.causes.sharded_library import library
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls
+from commprof.analysis.causes.gathered_shards import OF_SHARDS, after_backward, gathered_shards
 from commprof.analysis.evidence import Figure
-from commprof.text import counted, in_bytes, in_ms
 
 
 def _before_update(calls: RankCalls) -> Mask:
@@ -21,31 +13,16 @@ def _before_update(calls: RankCalls) -> Mask:
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    if facts.world.communication.sharding is None:
+    gathers = gathered_shards(facts, _before_update)
+    if gathers is None:
         return None
-    of_ranks = facts.on_all_ranks(
-        lambda calls: (calls, _before_update(calls)),
-        lambda seen: holds_model(*seen) and holds_model(seen[0], in_forward(seen[0])),
-    )
-    if not of_ranks:
-        return None
-    blocked = [calls.blocked_ns(mask) for calls, mask in of_ranks]
-    share = facts.share(blocked)
-    if not share >= WORTH_NAMING:
-        return None
-    first, mask = of_ranks[0]
-    line, ms = first.line(mask), facts.per_step_ms(blocked)
     return Sighting(
-        f"Between backward and the update, each step gathers {library(facts)}'s shards to "
-        f"{in_bytes(float(first.size_bytes[mask].sum()) / facts.steps)}, in "
-        f"{counted(round(first.per_step(mask)), 'call')}{at_line(line)}, for {in_ms(ms)}. If "
+        f"Between backward and the update, each step gathers {gathers.what}, {gathers.how}. If "
         "only their norm is computed from the whole gradients, one number of each rank is enough; "
         "an optimizer that needs them whole, as Muon does, must gather them.",
-        share,
-        saving_without(
-            facts, [without(facts, row, mask) for row, (_, mask) in enumerate(of_ranks)]
-        ),
-        line,
+        gathers.share,
+        gathers.saving,
+        gathers.line,
     )
 
 
@@ -56,9 +33,10 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         "FSDP shards the job's parameters. In more than half of the steps, all-gathers between "
-        "backward and the update, other than those of the optimizer, send at least 50% of a rank's "
-        "shards, and the all-gathers in forward do so too. The ranks stand in the all-gathers "
-        f"outside of forward for at least {WORTH_NAMING:.0%} of the step."
+        "backward and the update, other than those of the optimizer, send at least "
+        f"{OF_SHARDS:.0%} of a rank's shards, and the all-gathers in forward do so too. The ranks "
+        "stand in the all-gathers outside of forward for at least "
+        f"{WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "`grad.full_tensor()`, or a gradient in `summon_full_params(with_grads=True)`, sends the "

@@ -511,11 +511,3 @@ def _phases_at(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Ints:
     row = rows_containing(begin_ns, end_ns, first, joined(tables, "issue_ns"), first_call)
     key = np.append(joined(phases, "key")[mine], int(Phase.OTHER))[row]  # row -1: OTHER
     return np.where(key < len(Phase), key, int(Phase.OTHER)).astype(np.int64)
-
-
-def group_sizes(trace: Trace, table: Collectives) -> Ints:
-    """Number of ranks in the group of each collective; 0 if the group is not described."""
-    size = np.zeros(len(table), dtype=np.int64)
-    for group in trace.groups.values():
-        size[table.group == group.id] = group.size
-    return kept_once(size)

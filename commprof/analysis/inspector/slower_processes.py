@@ -15,6 +15,7 @@ import numpy.typing as npt
 from commprof.analysis.inspector.communicators import InspectedJob, Process, process_sets
 from commprof.analysis.inspector.kinds import MESSAGE_PAIR
 from commprof.analysis.inspector.origins import InspectedOrigins
+from commprof.analysis.late.slower_ranks import whole_hosts
 from commprof.analysis.late.stragglers import MOST_WAITING, OF_STEP, OF_STEPS
 from commprof.stats.outliers import standing_out
 
@@ -77,10 +78,11 @@ def slower_processes(
             continue
         if share < MOST_WAITING or wait_us < OF_STEP * float(time_us[others].sum()):
             continue
+        host_of = {index: job.processes[index].host for index in of_set.tolist()}
         longer_us = np.median(operation_us[others]) - operation_us[slower]
         return SlowerProcesses(
             processes=tuple(job.processes[index] for index in slower.tolist()),
-            hosts=_whole_hosts(job, slower, of_set),
+            hosts=whole_hosts(slower.tolist(), host_of),
             longer_s=float(longer_us.min()) / 1e6,
             wait_s=wait_us / 1e6,
             share=share,
@@ -91,7 +93,7 @@ def slower_processes(
 
 
 def _in_most_parts(traced: InspectedOrigins, slower: npt.NDArray[np.int64]) -> bool:
-    """True if most waiting began with these processes in most parts of the run with any waiting."""
+    """True if most waiting began with these processes in most parts of the run."""
     began_us, all_us = traced.began_us[:, slower].sum(axis=1), traced.began_us.sum(axis=1)
     # Of a stall of these processes, one part has nearly all waiting, and the others the usual one.
     least_us = np.maximum(MOST_WAITING * all_us, _OF_MEAN_PART * began_us.mean())
@@ -107,12 +109,3 @@ def _are_stages(job: InspectedJob, slower: npt.NDArray[np.int64]) -> bool:
     ]
     has_some = [np.isin(communicator.process, slower).any() for communicator in pipelines]
     return bool(pipelines) and all(has_some)
-
-
-def _whole_hosts(
-    job: InspectedJob, slower: npt.NDArray[np.int64], of_set: npt.NDArray[np.int64]
-) -> tuple[str, ...]:
-    theirs = {job.processes[index].host for index in slower.tolist()}
-    all_hosts = [job.processes[index].host for index in of_set.tolist()]
-    is_whole = sum(host in theirs for host in all_hosts) == len(slower)
-    return tuple(sorted(theirs)) if is_whole and len(theirs) < len({*all_hosts}) else ()

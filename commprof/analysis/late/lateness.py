@@ -60,23 +60,12 @@ class Lateness(FieldGroup):
     longer_lines: tuple[LongerLines, ...] = ()
     #: Functions in which the late rank takes longer; None without a late rank or samples.
     grown_functions: GrownFunctions | None = None
-    #: Clause saying that the steps are too few to name any rank, and how many would suffice; empty
-    #: if there are enough steps.
-    few_steps: str = ""
-    #: Clause on the one series of steps in which the most awaited rank was late; empty if it was
-    #: late in other steps too, or if a late rank is named.
-    one_series: str = ""
+    #: The rank that caused most waiting in steps that did not stall, even if no test calls it late.
+    most_waited_for: MostWaitedFor = field(default_factory=MostWaitedFor)
     #: Several ranks that work longer than all others; None if there are none.
     slower: SlowerRanks | None = None
-    #: The rank that caused most waiting in steps that did not stall, or -1, and its share.
-    most_rank: int = -1
-    most_share: float = math.nan
     #: By number of a stalled step: the rank for which the others waited nearly all of it.
     stalled_for: Mapping[int, int] = field(default_factory=dict)
-
-    def most_waited_for(self) -> MostWaitedFor:
-        """Returns the rank that caused most waiting."""
-        return MostWaitedFor(self.most_rank, self.most_share, self.few_steps, self.one_series)
 
     def supported(self, evidence: Evidence) -> Lateness:
         """Returns a copy without the figures that the recordings do not support."""
@@ -86,8 +75,9 @@ class Lateness(FieldGroup):
             wait_costs=self.wait_costs if evidence.supports(Figure.SPLIT) else (),
             longer_phase=self.longer_phase if evidence.supports(Figure.PARTS) else None,
             slower=self.slower if evidence.supports(Figure.LATE) else None,
-            most_rank=self.most_rank if evidence.supports(Figure.SPLIT) else -1,
-            most_share=self.most_share if evidence.supports(Figure.SPLIT) else math.nan,
+            most_waited_for=self.most_waited_for
+            if evidence.supports(Figure.SPLIT)
+            else replace(self.most_waited_for, rank=-1, share=math.nan),
             stalled_for=self.stalled_for if evidence.supports(Figure.SPLIT) else {},
         )
 
@@ -120,7 +110,7 @@ def lateness(
     by_waiting = measured.pair_waits(seen.ranks, taken, without=NO_CORE)
     enough = enough_steps(of_ranks(caused), by_waiting)
     step_ns, error_ns = ms_to_ns(step_median_ms), us_to_ns(between_ranks_us)
-    slower, one_series = None, ""
+    slower = None
     if len(caused) < enough:
         # Like ``of_ranks``: without the waiting for ranks that lacked cores.
         no_core_ns = measured.caused.of_cause_ns(NO_CORE).reshape(len(measured), -1)
@@ -147,19 +137,23 @@ def lateness(
         slower = replace(slower, phase=None)
     if late is not None:
         late = _beyond_its_turn(late, seen, step_ns)
+    one_series = ""
     if late is None and slower is None:
         one_series = _one_series(of_ranks(caused), measured.step[taken], step_ns)
     by_rank = caused.sum(axis=(0, 2))
     most = int(np.argmax(by_rank)) if by_rank.any() else -1
+    most_waited_for = MostWaitedFor(
+        rank=most,
+        share=float(by_rank[most] / by_rank.sum()) if most >= 0 else math.nan,
+        few_steps=_few_steps(len(caused), enough) if len(caused) < enough else "",
+        one_series=one_series,
+    )
     return Lateness(
         late_rank=late,
         wait_costs=wait_costs(measured),
         longer_phase=longer_phase(seen.ranks, measured),
-        few_steps=_few_steps(len(caused), enough) if len(caused) < enough else "",
-        one_series=one_series,
+        most_waited_for=most_waited_for,
         slower=slower,
-        most_rank=most,
-        most_share=float(by_rank[most] / by_rank.sum()) if most >= 0 else math.nan,
         stalled_for=_stalled_for(seen, ~taken),
     )
 
@@ -177,7 +171,9 @@ def _stalled_for(seen: MeasuredSteps, stalls: npt.NDArray[np.bool_]) -> dict[int
 
 
 def _host(trace: Trace) -> str:
-    return str(trace.metadata["machine"]["hostname"])
+    """Name of the rank's host; empty if another tool's recording does not tell it."""
+    name = str(trace.metadata["machine"]["hostname"])
+    return "" if trace.is_foreign and name == "unknown" else name
 
 
 def _beyond_its_turn(late: LateRank, seen: MeasuredSteps, step_ns: float) -> LateRank | None:

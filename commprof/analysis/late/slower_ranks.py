@@ -6,25 +6,29 @@ out. If one of them is much slower, it alone is named as late, but mending it al
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.late.stragglers import MOST_WAITING, OF_STEP, OF_STEPS, fell_behind
+from commprof.analysis.late.stragglers import (
+    MOST_WAITING,
+    OF_STEP,
+    OF_STEPS,
+    are_waiting,
+    fell_behind,
+)
 from commprof.analysis.step.exposure import ORIGINS
 from commprof.analysis.step.rank_parts import PairWaits
 from commprof.stats.outliers import standing_out
-from commprof.text import counted, in_ms, listed, named_ranks
+from commprof.text import counted, in_ms, listed, named_ranks, plural, printable
 from commprof.units import ns_to_ms
 
 Floats = npt.NDArray[np.float64]
 
 #: Largest number of hosts that are named.
 _MOST_HOSTS = 3
-#: A rank waits for the slower ranks if it waits at least this part of the longest wait for them.
-_WAITS = 0.1
 #: Beside a late rank, ranks count as slower too if their excess is at least this part of its own.
 _NEARLY = 0.5
 
@@ -40,8 +44,11 @@ class SlowerRanks:
     hosts: tuple[str, ...]
     #: One of ``exposure.ORIGINS``: where these ranks exceed the others most. None if unknown.
     phase: str | None
-    #: Least of these ranks' excess over the median of the others, a median over the steps.
+    #: Least of these ranks' excess over the median of the others; of each rank, over the steps, the
+    #: average that ``average`` names.
     longer_ms: float
+    #: "median", or "mean" in always-on mode, which keeps no single steps.
+    average: str
     #: Mean waiting for these ranks per step, of each of the ``waiting_ranks`` that wait for them.
     wait_ms: float
     waiting_ranks: int
@@ -60,15 +67,16 @@ class SlowerRanks:
             return ranks
         if len(self.hosts) > _MOST_HOSTS:
             return f"{ranks} (all of {counted(len(self.hosts), 'host')})"
-        return f"{ranks} (all of host{'s' * (len(self.hosts) > 1)} {listed(self.hosts)})"
+        hosts = plural(len(self.hosts), "host")
+        return f"{ranks} (all of {hosts} {listed([*map(printable, self.hosts)])})"
 
     @property
     def told(self) -> str:
         """A sentence without a full stop, that begins with "ranks"."""
         where = f" {where}" if (where := fell_behind(self.phase)) else ""
         return (
-            f"{self.named} fall behind{where} by {in_ms(self.longer_ms)} or more in the median "
-            f"step: each of the {counted(self.waiting_ranks, 'rank')} that "
+            f"{self.named} fall behind{where} by {in_ms(self.longer_ms)} or more per step (a "
+            f"{self.average}): each of the {counted(self.waiting_ranks, 'rank')} that "
             f"{'wait' if self.waiting_ranks > 1 else 'waits'} for them waits "
             f"{in_ms(self.wait_ms)} per step, {self.share:.0%} of all waiting"
         )
@@ -124,8 +132,8 @@ def slower_ranks(
     # [waiting rank]
     waited_ns = np.array(sum(by_waiting_ns[:, rank] for rank in slower), dtype=np.float64)
     waited_ns[list(slower)] = 0.0
-    waiting = waited_ns >= _WAITS * waited_ns.max()
-    if not waited_ns.any() or waited_ns.sum() < MOST_WAITING * total_ns:
+    waiting = are_waiting(waited_ns)
+    if not waiting.any() or waited_ns.sum() < MOST_WAITING * total_ns:
         return None
     wait_ns = float(waited_ns[waiting].mean()) / steps
     if wait_ns < max(OF_STEP * step_ns, 2 * clock_error_ns):
@@ -134,9 +142,10 @@ def slower_ranks(
     by_phase -= np.median(work_ns[others], axis=2).mean(axis=0)
     return SlowerRanks(
         ranks=slower,
-        hosts=_whole_hosts(slower, host_of),
+        hosts=whole_hosts(slower, host_of),
         phase=ORIGINS[int(np.argmax(by_phase))],
         longer_ms=ns_to_ms(float(np.median(beyond, axis=1).min())),
+        average="median" if work_ns.shape[2] > 1 else "mean",
         wait_ms=ns_to_ms(wait_ns),
         waiting_ranks=int(waiting.sum()),
         share=float(waited_ns.sum()) / total_ns,
@@ -155,9 +164,17 @@ def _nearly_as_slow(typical_ns: Floats, late: int) -> list[int]:
     return np.flatnonzero(slower).tolist()
 
 
-def _whole_hosts(slower: Sequence[int], host_of: Mapping[int, str]) -> tuple[str, ...]:
-    """Returns the hosts whose ranks these are, all of them and no others; empty if they are not."""
-    theirs = {host_of[rank] for rank in slower}
-    of_these = [rank for rank, host in host_of.items() if host in theirs]
-    is_whole = len(of_these) == len(slower) and len(theirs) < len(set(host_of.values()))
-    return tuple(sorted(theirs)) if is_whole else ()
+def whole_hosts(members: Collection[int], host_of: Mapping[int, str]) -> tuple[str, ...]:
+    """Returns the hosts of which these are all members, and of no others.
+
+    Args:
+        members: numbers of ranks or processes.
+        host_of: host of each of all ranks or processes; "" if it is not known.
+
+    Empty if the members are not those of whole hosts, if a host is not known, or if there are no
+    other hosts.
+    """
+    theirs = {host_of[member] for member in members}
+    of_these = sum(host in theirs for host in host_of.values())
+    is_whole = of_these == len(members) and len(theirs) < len(set(host_of.values()))
+    return tuple(sorted(theirs)) if is_whole and "" not in theirs else ()

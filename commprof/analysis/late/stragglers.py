@@ -220,9 +220,17 @@ def waiting_ranks(by_waiting_ns: Floats | PairWaits, rank: int) -> npt.NDArray[n
     rank sees. If all ranks wait for each other, chance makes their mean waits differ by far less
     than this factor, so all other ranks count.
     """
-    waited: Floats = by_waiting_ns[:, rank]
-    mask: npt.NDArray[np.bool_] = (waited > 0) & (waited >= _WAITS * waited.max())
+    mask = are_waiting(by_waiting_ns[:, rank])
     mask[rank] = False  # a rank may wait for one that waits for it
+    return mask
+
+
+def are_waiting(waited_ns: Floats) -> npt.NDArray[np.bool_]:
+    """Returns a mask of the ranks that wait at least a tenth as long as the one that waits longest.
+
+    ``waited_ns``: by rank, how long it waits.
+    """
+    mask: npt.NDArray[np.bool_] = (waited_ns > 0) & (waited_ns >= _WAITS * waited_ns.max())
     return mask
 
 

@@ -38,14 +38,14 @@ from commprof.trace.columns import (
     tables_of,
 )
 from commprof.trace.device_activity import DeviceActivity
-from commprof.trace.found_steps import DECLARED, UPDATE
+from commprof.trace.found_steps import DECLARED, UPDATE, chosen_marks, complete_steps
 from commprof.trace.joined_records import KINDS, LARGEST, JoinedRecords
 from commprof.trace.lookup import Table, joined_column, map_columns, rows_of
 from commprof.trace.packed import packed
 from commprof.trace.ranks import MOST_ROWS, firsts_of, lengths_of
 from commprof.trace.ranks import joined as joined_columns
 from commprof.trace.reader import Trace
-from commprof.trace.schema import MOMENTS, STEP_DECLARED, Kind, Records
+from commprof.trace.schema import MOMENTS, Kind, Records
 
 Column = npt.NDArray[Any]
 
@@ -226,26 +226,22 @@ def _device_rows(trace: Trace) -> int:
 def _keep_steps(traces: Sequence[Trace], records: JoinedRecords) -> None:
     """Gives each rank its ``columns.steps``, unless its steps end at backward passes."""
     count = records.counts(Kind.STEP)
-    begins_ns, step, ends, declared, thread = (
+    begins_ns, step, aux, seq, thread = (
         records.recorded(Kind.STEP, name)
         for name in ("timestamp_ns", "op_id", "aux", "seq", "thread")
     )
     time_ns, step, thread = (column.astype(np.int64) for column in (begins_ns, step, thread))
-    ends, declared = ends == 1, declared == STEP_DECLARED
-    rank = np.repeat(np.arange(len(traces)), count)
-    by_script, ended = (
-        np.bincount(rank[mask], minlength=len(traces)) > 0 for mask in (declared & ends, ends)
-    )
-    chosen = np.where(by_script[rank], declared, ended[rank])
+    ends, rank = aux == 1, np.repeat(np.arange(len(traces)), count)
+    chosen, by_script = chosen_marks(ends, seq, rank, len(traces))
+    by_update = (np.bincount(rank[ends], minlength=len(traces)) > 0) & ~by_script
     if not chosen.all():
         time_ns, step, ends, thread, rank = (
             column[chosen] for column in (time_ns, step, ends, thread, rank)
         )
-    complete = ends[1:] & (step[:-1] + ends[:-1] == step[1:]) & (rank[1:] == rank[:-1])
-    rows = 1 + np.flatnonzero(complete)
+    rows = complete_steps(step, ends, rank)
     index, begin_ns, end_ns, thread = step[rows], time_ns[rows - 1], time_ns[rows], thread[rows]
     number = np.bincount(rank[rows], minlength=len(traces))
-    for source, has in ((DECLARED, by_script), (UPDATE, ended & ~by_script)):
+    for source, has in ((DECLARED, by_script), (UPDATE, by_update)):
         some = [trace for trace, is_one in zip(traces, has.tolist(), strict=True) if is_one]
         mine = np.flatnonzero(has[rank[rows]])
         whole = Steps(index[mine], begin_ns[mine], end_ns[mine], thread[mine], source)

@@ -92,15 +92,10 @@ def _communicated(rank: Ints, begin_ns: Ints, end_ns: Ints, tables: Sequence[Col
 
 def _usual(count: Ints, first: Ints) -> Ints:
     """Returns, by rank, the value that more than half of the rank's counts have, or 0."""
-    usual, length = np.zeros(len(first) - 1, dtype=np.int64), np.diff(first)
-    if len(length) and length[0] and (length == length[0]).all():
-        rows = count.reshape(len(length), -1)
-        median = np.partition(rows, length[0] // 2, axis=1)[:, length[0] // 2]
-        is_usual = 2 * (rows == median[:, np.newaxis]).sum(axis=1) > length
-        return np.where(is_usual, median, 0)
-    for rank in range(len(usual)):
-        of_rank = count[first[rank] : first[rank + 1]]
-        middle = int(np.partition(of_rank, len(of_rank) // 2)[len(of_rank) // 2])
-        if 2 * int((of_rank == middle).sum()) > len(of_rank):
-            usual[rank] = middle
-    return usual
+    rank, length = ranks_of(first), np.diff(first)
+    if not len(count):
+        return np.zeros(len(length), dtype=np.int64)
+    ordered = count[np.lexsort((count, rank))]
+    middle = ordered[np.minimum(first[:-1] + length // 2, len(ordered) - 1)]
+    same = np.bincount(rank[count == middle[rank]], minlength=len(length))
+    return np.where(2 * same > length, middle, 0)

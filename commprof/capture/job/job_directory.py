@@ -21,7 +21,8 @@ import torch.distributed as dist
 
 from commprof.capture.job.metadata import elastic_run_id, rank_and_world_size, replica_label
 from commprof.errors import CommprofError
-from commprof.trace.reader import read_first_metadata, read_trace
+from commprof.trace.first_blocks import read_first_metadata
+from commprof.trace.reader import read_trace
 from commprof.trace.ring import remove_orphans, write_owner
 from commprof.trace.run.endings import restart_count, stem_of
 from commprof.trace.run.processes import State, state_of

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.align.alike_ranks import sizes_of_groups
 from commprof.analysis.align.clocks import on_common_clock, rank_clocks
 from commprof.analysis.align.device_timeline import on_device_timeline
 from commprof.analysis.align.interfaces import Host, host_of_each, unknown_hosts
 from commprof.analysis.align.matching import Matching, match
-from commprof.analysis.collectives.calls import group_sizes
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.forecast.costs.algorithms import OPERATIONS, canonical
 from commprof.forecast.costs.cost_model import OTHER_HOST, SAME_HOST
@@ -80,7 +80,7 @@ def _points(traces: Sequence[Trace]) -> Iterator[Point]:
         np.concatenate([getattr(table, field) for table in tables])
         for field in ("op", "bytes_in", "bytes_out", "issue_ns", "end_ns")
     )
-    ranks = np.concatenate([group_sizes(t, c) for t, c in zip(traces, tables, strict=True)])
+    ranks = sizes_of_groups(traces, tables)
     usable = np.concatenate(
         [
             t.end_is_exact & ~t.failed & _alone(t) & (place is not None)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from commprof.errors import UsageError, ending_of_process
-from commprof.files import read_json, replace_file
+from commprof.files import names_in, read_json, replace_file
 from commprof.text import clauses, counted, named_ranks
 from commprof.trace.reader import Trace
 from commprof.trace.run.processes import State, state_of
@@ -61,14 +61,6 @@ def _listed(directory: Path, names: tuple[str, ...]) -> dict[int, dict[int, Path
             rank, attempt = named
             paths.setdefault(attempt, {})[rank] = directory / name
     return {attempt: dict(sorted(paths[attempt].items())) for attempt in sorted(paths)}
-
-
-def names_in(directory: Path) -> list[str]:
-    """Lists a directory; returns an empty list if it cannot be read."""
-    try:
-        return os.listdir(directory)
-    except OSError:
-        return []
 
 
 def last_attempt(directory: Path) -> dict[int, Path]:

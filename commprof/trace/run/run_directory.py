@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from commprof.errors import CommprofError, TraceError
-from commprof.files import Shape, checked, read_json
+from commprof.files import Shape, checked, names_in, read_json
 from commprof.invocation import quoted
 from commprof.text import clauses
 from commprof.trace.documents import MOST_RANKS
+from commprof.trace.first_blocks import first_metadata_of
 from commprof.trace.packed_data import PackedData
-from commprof.trace.reader import Trace, first_metadata_of, read_trace
+from commprof.trace.reader import Trace, read_trace
 from commprof.trace.run.endings import (
     Endings,
     LaunchedAttempt,
@@ -25,7 +26,6 @@ from commprof.trace.run.endings import (
     holds_traces,
     last_attempt,
     launcher_problem,
-    names_in,
     rank_problems,
     read_endings,
     why_not_recorded,

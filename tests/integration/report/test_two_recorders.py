@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commprof.analysis.collectives.calls import group_sizes
+from commprof.analysis.align.alike_ranks import sizes_of_groups
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.analysis.run import analyse_in_detail
 from commprof.recordings.profiler import read_recording
@@ -32,7 +32,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def calls_of(trace: Trace) -> Counter[tuple[str, int]]:
     """Counts the calls by operation and size."""
     table = columns.collectives(trace)
-    size = sizes_bytes(table.op, table.bytes_in, table.bytes_out, group_sizes(trace, table))
+    size = sizes_bytes(table.op, table.bytes_in, table.bytes_out, sizes_of_groups([trace], [table]))
     return Counter((OPS[op], nbytes) for op, nbytes in zip(table.op, size.tolist(), strict=True))
 
 

@@ -321,7 +321,7 @@ def summary(world_size: int = 1, **values: Any) -> SummaryResult:
         "arrival_clock_error_us": math.nan,
         "last": (LastRow(1, 0.75, 2.5),),
         "late_rank": SummaryLateRank(1, 7.5, 0.9, 0.0005, 4.5, "data", 0.8, 2, (3,)),
-        "slower_ranks": SlowerRanks((1, 2), ("node-1",), "data", 7.0, 7.5, 2, 0.9),
+        "slower_ranks": SlowerRanks((1, 2), ("node-1",), "data", 7.0, "median", 7.5, 2, 0.9),
         "operations": (operation,),
         "moved": 0,
         "dropped_records": 0,

@@ -349,6 +349,7 @@ def test_the_ranks_of_a_slow_host_are_named_from_summaries_alone(tmp_path: Path)
     assert (found.slower_ranks.hosts, found.slower_ranks.phase) == (("node-1",), "backward")
     text = " ".join(table.render(analyse_run(tmp_path), 100).split())
     assert "ranks 4-7 (all of host node-1) fall behind in the backward phase by 20 ms or" in text
+    assert "or more per step (a mean): each of the 4 ranks" in text
     waits = "each of the 4 ranks that wait for them waits 20 ms per step, 100% of all waiting"
     assert waits in text
 

@@ -456,7 +456,7 @@ def test_the_dlrm_recording_of_8_gpus_has_the_known_times_and_waiting() -> None:
         )
         assert 0.01 <= kernels.transfer_ms / rank.parts.step_ms <= 0.02
     assert world.lateness.late_rank is None
-    most = world.lateness.most_waited_for()
+    most = world.lateness.most_waited_for
     assert (most.rank, most.share) == (7, pytest.approx(0.78, abs=0.005))
     assert 0 < world.recording.clock_error_us <= 10
     assert {row.kind.op for row in world.communication.collectives} == {"all_to_all", "all_reduce"}

@@ -309,7 +309,7 @@ def full_run() -> dict[str, Any]:
     check_ = CrossCheck("phases", "a sum", "ms", 100.0, 101.0, False, "a note")
     same: dict[str, Any] = {
         "late_rank": late,
-        "slower": SlowerRanks((1, 2), ("node-1",), "data", 1.5, 2.0, 2, 0.8),
+        "slower": SlowerRanks((1, 2), ("node-1",), "data", 1.5, "median", 2.0, 2, 0.8),
         "stalled_for": {7: 1},
         "wait_costs": (WaitCost(1, "data", 2.0, 0.8),),
         "longer_phase": LongerPhase(1, "backward", 18.0, 16.0, 12.0, 2.0, 3.0, 400.0, 2.0),

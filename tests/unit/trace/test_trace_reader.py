@@ -13,8 +13,9 @@ import pytest
 
 from commprof.errors import TraceError
 from commprof.trace.documents import METADATA, MORE_METADATA, read_metadata
+from commprof.trace.first_blocks import first_metadata_of, read_first_metadata
 from commprof.trace.packed_data import PackedData
-from commprof.trace.reader import Trace, first_metadata_of, read_first_metadata, read_trace
+from commprof.trace.reader import Trace, read_trace
 from tests.support.builders import trace_bytes as made
 
 UNKNOWN_BLOCK = 99

@@ -126,7 +126,8 @@ def test_samples_that_every_rank_evaluates_are_named_with_what_a_part_wins() -> 
     found = causes_of(evaluated(lambda *_: {"checksum": 55}), steps=STEPS)
     assert next(iter(found)) == "evaluated-by-all"
     cause = found["evaluated-by-all"]
-    assert "evaluates the same samples, 4 times in 20 steps: 8 batches in 64 ms" in cause.sentence
+    said = "loads the same samples for an evaluation, 4 times in 20 steps: 8 batches in 64 ms"
+    assert said in cause.sentence
     # Half of 64 ms, four times in 20 steps of 33 ms.
     assert cause.share == pytest.approx(4 * 32 / (20 * 33 + 4 * 64), abs=1e-3)
     assert saved(cause) == pytest.approx(4 * 32 / (20 * 33 + 4 * 64), abs=2e-3)

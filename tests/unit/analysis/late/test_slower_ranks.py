@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from commprof.analysis.card import card
-from commprof.analysis.late.slower_ranks import SlowerRanks, slower_ranks
+from commprof.analysis.late.slower_ranks import SlowerRanks, slower_ranks, whole_hosts
 from commprof.analysis.step.exposure import ORIGINS
 from commprof.analysis.step.measured import measured_world
 from commprof.analysis.verdict import verdict
@@ -108,6 +108,13 @@ def test_ranks_that_exchange_nothing_with_the_slower_ones_do_not_wait_for_them()
     assert found is not None
     assert (found.ranks, found.waiting_ranks, found.share) == ((4, 5), 2, pytest.approx(0.8))
     assert found.wait_ms == pytest.approx(20.0)
+
+
+def test_hosts_that_are_not_known_are_not_named() -> None:
+    hosts = {rank: "node-0" if rank < 4 else "" for rank in range(8)}
+    assert whole_hosts(range(4), hosts) == ("node-0",)
+    assert whole_hosts(range(4, 8), hosts) == ()
+    assert whole_hosts(range(8), hosts) == ()  # there are no other hosts
 
 
 def test_waits_within_the_error_of_two_clocks_name_nobody() -> None:
