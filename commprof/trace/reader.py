@@ -3,6 +3,8 @@
 Nothing in a file is trusted: lengths are checked against the file's size before memory is
 allocated, blocks against their checksum, JSON against its shape. Parts that cannot be read are
 reported in ``Trace.problems``; everything else is kept.
+
+Scripts that read or make traces import ``read_trace`` and ``read_first_metadata`` from here.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from commprof.trace.blocks import Block, BlockStream, pack_block
 from commprof.trace.device_activity import DeviceActivity
 from commprof.trace.documents import Communicator, Group
 from commprof.trace.first_blocks import first_metadata_of, is_named_as_trace
+from commprof.trace.first_blocks import read_first_metadata as read_first_metadata
 from commprof.trace.packed import (
     PackedRecords,
     Packer,

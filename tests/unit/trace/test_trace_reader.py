@@ -426,3 +426,17 @@ def test_the_first_block_is_read_again_once_the_file_has_changed(tmp_path: Path)
     path.unlink()
     (missing,) = first_metadata_of([path])
     assert isinstance(missing, FileNotFoundError)
+
+
+def test_scripts_that_make_traces_find_what_they_import(tmp_path: Path) -> None:
+    """Such scripts are outside this repository: what they import must not move."""
+    from commprof.trace import blocks, reader, schema
+
+    path = tmp_path / "rank_1.trace"
+    path.write_bytes(data := made.trace(made.records(5), made.end()))
+    assert reader.read_first_metadata(path)["rank"] == 1
+    assert reader.read_trace(path).records.dtype == schema.RECORD_DTYPE
+    first = blocks.read_blocks(path, data).blocks[0]
+    assert first.type == schema.BlockType.METADATA
+    packed = blocks.pack_block(first.type, first.payload)
+    assert packed in data
