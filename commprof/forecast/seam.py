@@ -1,4 +1,4 @@
-"""What predictions give the profiler: see ``commprof.satellites``."""
+"""What this package provides to the profiler, see ``commprof.satellites``."""
 
 from __future__ import annotations
 

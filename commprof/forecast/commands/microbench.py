@@ -169,7 +169,7 @@ class MicrobenchCommand:
         plan = dataclasses.replace(plan, result_path=str(directory / "result.json"))
         code = show_measured(lambda: _launch(plan, directory), plan, json_file)
         if not code:
-            shutil.rmtree(directory)  # kept after a failure: the error names a log in it
+            shutil.rmtree(directory)  # not after a failure: the error names a log in there
         return code
 
 

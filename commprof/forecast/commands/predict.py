@@ -104,7 +104,7 @@ Every combination of the values in comma-separated lists is predicted. See docs/
             nargs="+",
             default=[],
             metavar="RUN",
-            help="further runs, on the same link, to measure the model's error with",
+            help="further runs on the same link; predictions of them show the model's error",
         )
         parser.add_argument("--format", choices=("table", "json"), default="table")
 
@@ -307,9 +307,9 @@ def _profile(
 ) -> tuple[MachineProfile, str]:
     """Returns the costs and their source in words.
 
-    A profile that the user names is used as it is. The default file holds the last fit, whatever
-    was fitted: if its costs cannot be those of the recorded job, costs are fitted to this job
-    itself.
+    A profile that the user names is used as it is. The default file holds the last fit, perhaps
+    of another backend or link. If the file's costs cannot be those of the recorded job, costs
+    are fitted to this job itself.
     """
     path = args.profile or default_path()
     unlike = ""

@@ -77,9 +77,9 @@ class HookCost:
     #: below 0 if plain all-reduces slow compute down more than the compressor does. NaN without a
     #: similar run that has no hook.
     compute_s_per_byte: float = math.nan
-    #: True if ranks first add up gradients within their host, and only sums are exchanged, between
-    #: hosts. ``reduce`` then holds all processor time, ``payload_ratio`` refers to a host's bytes,
-    #: and ``ranks`` counts hosts.
+    #: True if ranks first add up gradients within their host, and hosts then exchange only the
+    #: sums. In this case, ``reduce`` holds all processor time, ``payload_ratio`` refers to a
+    #: host's bytes, and ``ranks`` counts hosts.
     between_hosts: bool = False
     #: Ranks per host of the recorded run, rounded.
     ranks_per_host: int = 1

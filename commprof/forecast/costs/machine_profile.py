@@ -58,7 +58,8 @@ class MachineProfile:
             backend: as a job names it: ``gloo``, or ``cpu:gloo,cuda:nccl``.
 
         Returns:
-            A clause that follows "the profile"; empty if the costs may be the job's.
+            A clause to be put after the words "the profile"; empty if nothing speaks against the
+            costs.
         """
         curves = self.links[link].curves.values() if link in self.links else ()
         if not curves:

@@ -25,7 +25,8 @@ _ROUNDS = 12
 LEAST_PER_PIECE = 3
 MOST_PIECES = 3
 #: Up to this number of different x, ``find_breaks`` tries a break between any two neighbours, and
-#: searches again in each fit with one x left out. Its time grows with a high power of this number.
+#: each fit with one x left out calls ``find_breaks`` again. The time of a call grows with a high
+#: power of this number.
 MOST_SIZES = 70
 #: Residuals below this do not justify another piece.
 _FINEST = 1e-3
@@ -38,7 +39,7 @@ def robust_line(x: Floats, y: Floats) -> Line:
 
 
 def robust_lines(x: Floats, y: Floats, chosen: Chosen) -> Floats:
-    """Fits one line ``a + b x`` per row of the mask ``chosen`` ([row, point]), all at once.
+    """Fits one line ``a + b x`` to the points of each row of the mask ``chosen`` ([row, point]).
 
     Returns:
         Array ``[row, 2]`` of a and b.

@@ -61,7 +61,7 @@ def build_profile(
         latency_s: the one-way latency of the same link; NaN if the user does not state it.
 
     Raises:
-        CommprofError: no collective was measured so that its costs can be fitted.
+        CommprofError: the measurements of no collective suffice to fit its costs.
     """
     left_out = [reason for measurement in measurements for reason in measurement.left_out]
     curves = _curves(measurements, recorded, left_out)
@@ -69,7 +69,7 @@ def build_profile(
         raise CommprofError(
             "; ".join(left_out)
             or "no collective between ranks was measured; give a run of 2 ranks or more without a "
-            "hook, or a file of "
+            "hook, or the file that this command writes: "
             + invocation.command("microbench", "all_reduce", "--json", "FILE")
         )
     links = {link: LinkProfile(curves_of_link) for link, curves_of_link in curves.items()}
@@ -88,7 +88,7 @@ def build_profile(
 def _curves(
     measurements: Sequence[Measurement], recorded: Sequence[RecordedJob], left_out: list[str]
 ) -> dict[str, dict[str, CostCurve]]:
-    """Fits the curves of each link class; appends what was not used to ``left_out``, in words."""
+    """Fits the curves of each link class; ``left_out`` gets a message per unused curve or fit."""
     points = [point for each in measurements for point in each.points]
     steps = [each.schedule for each in recorded]
     curves = {}

@@ -194,7 +194,7 @@ def _pieces(
     return tuple(pieces)
 
 
-#: Largest number of refits, each of which leaves out other points.
+#: Largest number of refits. Each refit leaves out a different set of points.
 _MOST_TURNS: Final = 200
 
 

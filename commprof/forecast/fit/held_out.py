@@ -237,9 +237,9 @@ def _is_fitted(profile: MachineProfile, alone: MachineProfile, schedule: Recorde
 
 
 def _without(replay: Model, checked: RecordedSteps, recorded: Sequence[RecordedJob]) -> Model:
-    """Returns the replay with compute time over batch size fitted anew, without the checked run.
+    """Returns the replay after a new fit of compute time to batch size, without the checked run.
 
-    Returns the given replay if it has no fit over batch size, or the fit did not use this run.
+    Returns the given replay if it has no fit to batch size, or if this fit did not use the run.
     """
     rest = [each for each in recorded if each.schedule is not checked]
     if not isinstance(replay, Replay) or replay.compute_by_batch is None:

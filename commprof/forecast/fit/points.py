@@ -155,7 +155,7 @@ def _of_nccl_tests(path: Path) -> Measurement:
         if row.key.placement == "in_place"
     }
     out_of_place = {row.key for row in sweep.rows if row.key.placement == "out_of_place"}
-    link = OTHER_HOST if hosts > 1 else SAME_HOST  # each collective is of all ranks
+    link = OTHER_HOST if hosts > 1 else SAME_HOST  # all ranks take part
     points = []
     for found, row in zip(rows, sweep.rows, strict=True):
         key = dataclasses.replace(row.key, placement="out_of_place")

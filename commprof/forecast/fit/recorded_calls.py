@@ -35,7 +35,7 @@ def read_calls(directory: Path, with_steps: Collection[int] = ()) -> list[Measur
         directory: the run.
         with_steps: world sizes that are known to have steps, and are not read.
 
-    The list leaves out a world size without points, unless its ``left_out`` gives the reason.
+    A world size without points is in the list only if its ``left_out`` gives the reason.
 
     Raises:
         CommprofError: ``directory`` is not a run directory.

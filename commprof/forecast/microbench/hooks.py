@@ -103,7 +103,7 @@ def make_hook_bench(hook: str, group: Any, count: int, rank: int, device: str) -
     columns = next(n for n in range(min(_MOST_COLUMNS, count), 0, -1) if count % n == 0)
     model = _OneMatrix(count // columns, columns).to(device)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # DDP's, about groups of one rank
+        warnings.simplefilter("ignore")  # DDP warns about groups of one rank
         ddp = DistributedDataParallel(
             model, process_group=group, bucket_cap_mb=_BUCKET_CAP_MB, gradient_as_bucket_view=True
         )

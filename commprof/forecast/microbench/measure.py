@@ -38,9 +38,9 @@ from commprof.forecast.microbench.plan import BenchPlan
 from commprof.memory import uncollected
 from commprof.units import NS_PER_MS
 
-_BUDGET_NS = 200 * NS_PER_MS  # per row, over all rounds
+_BUDGET_NS = 200 * NS_PER_MS  # time for the samples of a row in all rounds
 _LEAST, _MOST = 20, 400  # nccl-tests' default; enough for a p99, and the result file stays small
-_WARMUP_NS = 5 * NS_PER_MS  # per round
+_WARMUP_NS = 5 * NS_PER_MS  # time for the warm-up calls of a size in a round
 _MOST_WARMUP = 5
 
 #: Description of the warm-up, for the result's context.

@@ -141,7 +141,7 @@ def _is_prime(number: int) -> bool:
 
 
 def dtype_name(text: str) -> str:
-    """Returns nccl-tests' name of a type from that name or torch's; UsageError for others."""
+    """Returns nccl-tests' name of a type, given this name or torch's; UsageError for others."""
     name = _ALIASES.get(text, text)
     if name not in DTYPES:
         raise UsageError(f"unknown type {text!r} (allowed: {', '.join(DTYPES)})")

@@ -112,7 +112,7 @@ class _Runner:
             self._count_round()
 
     def _add(self, sweep: Sweep, own: list[Cell]) -> None:
-        """Gathers all ranks' samples (``own``) at rank 0; all ranks call this equally often."""
+        """Gathers every rank's ``own`` samples at rank 0; all ranks call this equally often."""
         ranks = self._gathered(own)
         if self._collector is not None:
             one_clock = self._has_one_clock(sweep.world_size)

@@ -38,7 +38,7 @@ class RecordedJob:
     compression: tuple[CompressionRow, ...]
     #: The run directory; empty if there is none.
     source: str = ""
-    #: Which steps of a long run these are, as a clause; empty for all steps.
+    #: If the job is a sample of a long run's steps: a clause that names the steps; else empty.
     sampled_steps: str = ""
 
 
@@ -68,7 +68,7 @@ def read_recorded(directory: Path) -> tuple[list[RecordedJob], list[str]]:
 
 
 def _of_sample(run: WorldRun) -> tuple[WorldRun, str]:
-    """Cuts a long run to a sample of its steps; also returns which these are, as a clause."""
+    """Cuts a long run to a sample of its steps; also returns a clause that names these steps."""
     traces, stretches = sampled([run.traces[rank] for rank in sorted(run.traces)])
     if not stretches:
         return run, ""

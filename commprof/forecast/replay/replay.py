@@ -100,7 +100,7 @@ class Replay(Model):
     batches: tuple[float, float] = (0.0, math.inf)
 
     def replayed(self, scenario: Scenario) -> tuple[Replicated, Replayed]:
-        """Replays a scenario, and its replicates."""
+        """Replays a scenario, then once per bootstrap replicate of the steps and costs."""
         if scenario.changes_sharding:
             raise CommprofError(
                 "options of sharding (--wrap-blocks, --reshard-after-forward, --gather-dtype, "
@@ -130,7 +130,7 @@ class Replay(Model):
         random: np.random.Generator,
         rows: npt.NDArray[np.int64] | None = None,
     ) -> _Run:
-        """Replays ``steps`` steps drawn from the recorded ones, or from their ``rows`` only."""
+        """Draws a number of recorded steps (only from ``rows``, if given) and replays them."""
         chosen = slice(None) if rows is None else rows
         ready_s, backward_end_s = setting.ready_s[chosen], setting.backward_end_s[chosen]
         ranks = setting.scenario.world_size

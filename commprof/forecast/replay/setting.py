@@ -120,7 +120,8 @@ class PredictedSetting:
     link: ScenarioLink
     hook: HookCost | None
     hook_crowding: float
-    #: Latency of a message of the compressor, minus that in the run to which its cost was fitted.
+    #: Latency of one of the compressor's messages in the scenario, minus its latency in the run
+    #: to which the compressor's cost was fitted.
     hook_later_s: float
     bucket_bytes: Floats
     ready_s: Floats

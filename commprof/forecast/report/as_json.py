@@ -26,10 +26,10 @@ mean error of that answer. ``is_skilled`` is false if ``mean`` is more than half
 ``gather_dtype``, ``reduce_dtype``, ``reshard_after_forward``, ``shard_ranks``, ``wrap_blocks``.
 
 ``best`` describes the changed setting with the shortest step per backward pass; it is null if there
-is none. It has the setting as a ``candidate``, like those in ``candidates`` but with the ``gain``
-over the recorded setting, and in words as ``setting``; its ``interval_s``; ``options`` of
-``commprof run`` that set it; ``in_script``, the changes that no option makes; and the ``command``
-that tries it.
+is none. ``candidate`` is an object like those in ``candidates``, but its ``gain`` is relative to
+the recorded setting. ``setting`` describes the setting in words; ``interval_s`` is the interval of
+its step. ``options`` of ``commprof run`` make the setting; ``in_script`` lists the changes that no
+option makes; ``command`` tries the setting.
 
 ``amdahl`` is null without a fit. Its ``residuals`` are relative, and its ``limit`` is null if the
 speed-up has no limit.

@@ -15,10 +15,10 @@ from commprof.text import listed, printable
 _LEGEND = """\
 A collective takes steps x (alpha + beta x bytes per step); steps and bytes follow from the ring or
 tree and the number of ranks, so one line applies to all world sizes. rate: 1 / beta. [ ]: 95 %
-bootstrap interval. residual: root mean square and worst, relative; of costs fitted to steps of DDP:
-mean error of the times at which exchanges of buckets end, divided by the step time. held out: mean
-and worst relative error on sizes, and on world sizes, that were left out of the fit. gamma: time to
-add up one byte."""
+bootstrap interval. residual: relative error of the fit, root mean square and worst; if costs were
+fitted to steps of DDP: mean error of the times at which exchanges of buckets end, divided by the
+step time. held out: mean and worst relative error on sizes, and on world sizes, that were left out
+of the fit. gamma: time to add up one byte."""
 
 _BETWEEN = """\
 {}: a time between two measured sizes is interpolated from both sizes instead of taken from a line.

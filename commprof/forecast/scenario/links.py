@@ -202,7 +202,7 @@ def _rate_scale(
     operation sends no bytes. A rate that differs from the measured one is appended to ``outside``
     in words, and assumptions are appended to ``remarks``.
     """
-    sends_bytes = curve.pieces[-1].beta_s_per_byte > 0  # unlike a barrier
+    sends_bytes = curve.pieces[-1].beta_s_per_byte > 0  # a barrier sends none
     if math.isnan(rate) or not sends_bytes:
         return lambda beta: beta
     stated = measured.bytes_per_s

@@ -55,7 +55,7 @@ class Model(ABC):
 
     @abstractmethod
     def replayed(self, scenario: Scenario) -> tuple[Replicated, Replayed]:
-        """Replays a scenario, and its replicates."""
+        """Replays a scenario, then once per bootstrap replicate of the steps and costs."""
 
 
 class Medians(NamedTuple):
@@ -125,9 +125,9 @@ class Replayed:
 
 
 def few_recorded(ranks: int, steps: int, note: str = "") -> str:
-    """Says that ``ranks`` ranks are simulated from only so many recorded steps.
+    """Returns a caveat: so many ``ranks`` are simulated from only this number of ``steps``.
 
-    ``note``: how the steps were counted, in brackets.
+    ``note``, shown in brackets, says how the steps were counted.
     """
     counted = f"{steps} recorded steps{f' ({note})' if note else ''}"
     return (

@@ -111,7 +111,8 @@ class Prediction:
     waiting: PredictedWaiting
     #: Step minus all waiting: a rank's own work.
     compute_s: float
-    #: Step without overlap and with perfect overlap: bounds that any model must beat.
+    #: Step without overlap and with perfect overlap: trivial predictions, which a useful model
+    #: must beat.
     no_overlap_s: float
     perfect_overlap_s: float
     buckets: int

@@ -105,8 +105,8 @@ def change(steps: ShardedSteps, scenario: Scenario) -> ShardedChange:
     if copies > 1 and steps.shard_ranks == steps.world_size:
         remarks.append(
             "all-reduces between copies of the model were not recorded: each is assumed to follow "
-            "a reduce-scatter, and to take the recorded time of this reduce-scatter times the "
-            "fitted cost of the all-reduce over that of the reduce-scatter"
+            "a reduce-scatter, and to take the recorded time of this reduce-scatter, multiplied by "
+            "the fitted cost of the all-reduce and divided by that of the reduce-scatter"
         )
     events = _events(steps, numbers, units.issued_at)
     changed = ShardedChange(tuple(calls), events, shard, tuple(remarks))
@@ -118,8 +118,8 @@ def _require_only_sharding(steps: ShardedSteps) -> None:
     needs = "a prediction of sharded steps needs a run of FSDP2, HSDP or ZeRO stage 1 alone"
     if any(call.op in (_GATHER, _SCATTER) and call.among == REPLICATE for call in steps.calls):
         raise CommprofError(
-            "the ranks that shard parameters among them do not have consecutive numbers, as where "
-            f"tensor parallelism divides layers among consecutive ranks; {needs}"
+            "the ranks that shard parameters among themselves do not have consecutive numbers, "
+            f"perhaps because tensor parallelism divides layers among consecutive ranks; {needs}"
         )
     scatters = [call for call in steps.calls if call.op == _SCATTER]
     if scatters and not scatters[0].in_backward:

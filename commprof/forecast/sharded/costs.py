@@ -97,7 +97,7 @@ class ShardedCosts:
         known, other = self.known[:, np.newaxis], self.other[:, np.newaxis]
         scaled = transfer_ns * np.divide(there, here, out=np.ones_like(there), where=known)
         beyond = transfer_ns - here
-        # Scaled if the sum could be negative: a short transfer on a link that is much faster.
+        # The ratio is used where the sum could be negative: short transfers on a much faster link.
         moved = np.where((beyond > 0) | (there > here), there + beyond, scaled)
         result: Floats = np.where(known & ~other, np.maximum(0.0, moved), scaled)
         return result

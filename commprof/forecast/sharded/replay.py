@@ -41,7 +41,7 @@ class ShardedReplay(Model):
     schedule: ShardedSteps
 
     def replayed(self, scenario: Scenario) -> tuple[Replicated, Replayed]:
-        """Replays a scenario, and its replicates."""
+        """Replays a scenario, then once per bootstrap replicate of the steps and costs."""
         _refuse(self.schedule, scenario)
         placement = self.schedule.placement.changed(scenario)
         changed = change(self.schedule, scenario)

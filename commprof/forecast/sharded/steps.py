@@ -357,7 +357,7 @@ def _processor_time(seen: MeasuredWorld) -> tuple[float, float]:
 
 
 def _sums(borders_ns: Ints, at_ns: Ints, amount_ns: Ints | Floats) -> Floats:
-    """Returns the sum of the amounts at times from each border to before the next one."""
+    """Returns per border the sum of the amounts at times from this border to before the next."""
     place = np.searchsorted(borders_ns, at_ns, side="right")
     total = np.bincount(place, weights=amount_ns, minlength=len(borders_ns) + 1)
     return total[1:-1].astype(np.float64)

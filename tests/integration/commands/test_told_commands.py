@@ -152,7 +152,7 @@ TOLD = (
         r"sizes or more: (commprof .*)",
         1,
     ),
-    Told("microbench, 'all_reduce', '--json', 'FILE'", "fit ONE", r"or a file of ([^;]*)", 1),
+    Told("microbench, 'all_reduce', '--json', 'FILE'", "fit ONE", r"command writes: ([^;]*)", 1),
     Told("microbench, 'OP', '--json', 'FILE'", "fit EMPTY.json", ONE_WITH, 2),
     Told("microbench, 'OP', '--json', 'FILE'", "compare EMPTY.json A.json", ONE_WITH, 2),
     Told("launch-files, '--help'", "launch-files --target slurm", r"; (.*) shows examples", 2),
