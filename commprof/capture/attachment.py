@@ -156,7 +156,7 @@ class Attachment:
         self._compressor, self._running = compressor, running
 
     def _release(self) -> None:
-        """Stops the compressor of the replaced hook."""
+        """Stops the replaced compressor; does nothing if the replaced hook was none."""
         if self._compressor is not None and self._running is not None:
             self._compressor.unbind()
             self._running.stop()

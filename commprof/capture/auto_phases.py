@@ -1,10 +1,14 @@
 """Finds the phases of a step automatically.
 
-Data is ``DataLoader.__next__``, forward is the call of a DDP model, of an FSDP1 model or of a
-module that ``fully_shard`` was applied to, backward is ``Tensor.backward`` or
-``torch.autograd.backward``, and the optimizer phase is any ``torch.optim.Optimizer.step`` except
-its closure, or the ``GradScaler.step`` around such a step. The rest of a step, such as a loss that
-is computed after the model's call, belongs to no phase; reports call it "other".
+- data: ``DataLoader.__next__``;
+- forward: the call of a DDP model, of an FSDP1 model or of a module that ``fully_shard`` was
+  applied to;
+- backward: ``Tensor.backward`` or ``torch.autograd.backward``;
+- optimizer: any ``torch.optim.Optimizer.step`` except its closure, or the ``GradScaler.step``
+  around such a step.
+
+The rest of a step, such as a loss that is computed after the model's call, belongs to no phase;
+reports call it "other".
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class CrossCheckSources:
         self._counting_from = interface_bytes()
 
     def set_enabled(self, on: bool) -> None:
-        """Starts or stops counting bytes: only bytes that pass while capture is on count."""
+        """Starts or stops counting bytes; bytes that pass while capture is off are not counted."""
         if on == (self._counting_from is not None):
             return
         now = interface_bytes()
@@ -228,7 +228,7 @@ def _log_now(model: DistributedDataParallel) -> dict[str, Any] | None:
 
 
 def _group_name(model: DistributedDataParallel) -> str | None:
-    """Returns c10d's name of the model's group; None if the group has no name, as torchft's."""
+    """Returns c10d's name of the model's group; None if it has no name, like torchft's groups."""
     try:
         return str(model.process_group.group_name)
     except (RuntimeError, ValueError):

@@ -1,9 +1,9 @@
 """Passes of the script over its DataLoaders: when they took place, and whether ranks read the same.
 
-Of the first batches of a pass, a checksum of their content goes into the trace, so that a report
-can compare the ranks. Indices would not do: ranks that hold their own files count from 0 alike. So
-batches of nothing but indices are not compared either, and if a part of these batches is not
-compared, nothing is said about the content of the pass.
+A checksum of the content of a pass's first batches goes into the trace, so that a report can
+compare the ranks. Indices of samples cannot be compared: if each rank reads its own files, equal
+indices mean different samples. So a batch that may hold only indices is not compared. If any part
+of the first batches is not compared, the trace says nothing about the content of the pass.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Pass:
 
     @property
     def differing(self) -> int:
-        """Number of compared batches that differ; 0 if a part of one was not compared."""
+        """Number of different contents among the first batches; 0 if any part was not compared."""
         return 0 if None in self.contents else len(set(self.contents))
 
 
@@ -91,7 +91,7 @@ class PassNotes:
         self._recorder.add_metadata(json.dumps({"data_passes": noted}))
 
     def loaded(self, iterator: Any, batch: Any, begin_ns: int) -> None:
-        """Notes that an iterator of a DataLoader returned a batch, or ended: ``batch`` is None.
+        """Notes that a DataLoader's iterator returned ``batch``, or has ended if ``batch`` is None.
 
         ``begin_ns``: when the script asked for the batch.
         """
@@ -109,7 +109,7 @@ class PassNotes:
                 current.end_ns = time.monotonic_ns()
                 del self._open[iterator]
             return
-        # Persistent workers have one iterator for all passes, also for those that were left early.
+        # With persistent workers, all passes have one iterator, even if one was left early.
         if current is None or iterator._num_yielded == 1:
             if len(self._passes) >= _MOST_PASSES:
                 self._open.pop(iterator, None)
@@ -125,8 +125,8 @@ class PassNotes:
     def _sampler(self, sampler: Any) -> tuple[int, int, int]:
         """Number, epoch and seed of a DistributedSampler that shuffles by its epoch; else zeros.
 
-        Samplers are numbered from 1, in order of first use; the first epoch is 1. Of a seed, a
-        checksum is noted: it may be an integer of any size.
+        Samplers are numbered from 1, in order of first use; the first epoch is 1. Instead of the
+        seed, which may be an integer of any size, its checksum is returned.
         """
         inner = getattr(sampler, "sampler", sampler)
         if not isinstance(inner, DistributedSampler) or inner.shuffle is not True:
@@ -139,7 +139,7 @@ class PassNotes:
 
 
 def holds_samples(batch: Any) -> bool:
-    """False for a batch that may be nothing but indices: integers, in rows of one dimension.
+    """False for a batch that may hold only indices: only integers, and no second dimension.
 
     Only the first ``_MOST_PARTS`` parts are looked at.
     """
@@ -164,8 +164,8 @@ def holds_samples(batch: Any) -> bool:
 def checksum(batch: Any) -> int | None:
     """Checksum of a batch's tensors, arrays, numbers and texts; None if any part is not compared.
 
-    Large tensors enter with elements at equal distances; see ``_elements``. Other kinds of objects
-    and tensors on devices are not compared, nor the parts beyond the first ``_MOST_PARTS``.
+    Of a large tensor, only elements at equal distances count; see ``_elements``. Not compared are
+    other kinds of objects, tensors on devices, and the parts beyond the first ``_MOST_PARTS``.
     """
     value, items, parts = 0, [batch], 0
     while items:
@@ -176,7 +176,7 @@ def checksum(batch: Any) -> int | None:
         if isinstance(item, torch.Tensor | np.ndarray):
             content = _elements(item)
         elif isinstance(item, str):
-            # A long text may differ from another in its end only.
+            # Long texts may be equal except for their ends.
             content = item.encode() if len(item) <= _MOST_ELEMENTS else None
         elif isinstance(item, int | float | None):
             content = str(item).encode()
@@ -192,18 +192,18 @@ def checksum(batch: Any) -> int | None:
 
 
 def _elements(item: torch.Tensor | np.ndarray[Any, Any]) -> bytes | None:
-    """Bytes of at most about ``_MOST_ELEMENTS`` elements, without a copy of the others.
+    """Bytes of about ``_MOST_ELEMENTS`` elements at most; the others are not copied.
 
     None for tensors that NumPy cannot read: on devices, that require a gradient, or of a type that
-    NumPy lacks. NumPy reads the tensors, because modes that the script may have entered would see
-    an operator of torch.
+    NumPy lacks. Tensors are read by NumPy, not by an operator of torch: the script may have
+    entered a mode that sees all operators.
     """
     if isinstance(item, torch.Tensor):
         if item.device.type != "cpu" or item.layout is not torch.strided:
             return None
         try:
             item = item.numpy()
-        except (RuntimeError, TypeError):  # requires a gradient; bfloat16
+        except (RuntimeError, TypeError):  # it requires a gradient, or is of bfloat16
             return None
     if item.dtype.hasobject:
         return None

@@ -46,8 +46,8 @@ def set_up() -> str:
     """Makes NCCL record into this process's capture. Call it before the first communicator.
 
     Returns:
-        Why NCCL's own operations are not recorded; empty if they are, or if this process cannot
-        use NCCL.
+        A sentence if the user's settings forbid all profiler plugins, so that NCCL's own operations
+        are not recorded although this process may use NCCL; else empty.
     """
     version = sys.modules.get("torch.version")
     may_use_nccl = getattr(version, "cuda", None) is not None and _has_gpu()

@@ -1,4 +1,4 @@
-"""Tells steps of an optimizer that only make its state from updates.
+"""Distinguishes updates from an optimizer's steps that only create the optimizer's state.
 
 ``torch.distributed.checkpoint`` steps an optimizer without state, with gradients and learning rate
 0, when a script asks for the optimizer's state before it trains. The optimizer's step hooks run
@@ -17,7 +17,7 @@ _MOST_CALLS_BETWEEN = 6
 
 
 def makes_state() -> bool:
-    """True in a hook of a step that only makes an optimizer's state, False in one of an update."""
+    """True if a step's hook calls this, and the step only creates the optimizer's state."""
     maker = getattr(sys.modules.get(_MODULE), _MAKER, None)
     code = getattr(maker, "__code__", None)
     if code is None:

@@ -52,7 +52,7 @@ from commprof.errors import CommprofError
 from commprof.trace.ring import owner_path
 from commprof.trace.schema import MODES, PHASES, STEP_DECLARED
 
-#: After each of this many steps, modules are looked for that the script may have imported.
+#: After each of this many first steps, capture looks for newly imported modules.
 _IMPORTING_STEPS = 8
 
 

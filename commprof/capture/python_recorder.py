@@ -245,7 +245,7 @@ class PythonRecorder:
         return True
 
     def _write_recording(self, file: PythonTraceFile) -> bool:
-        """Writes whether recording is on, so that a monitor does not take a pause for a hang.
+        """Writes whether recording is on, so that a monitor does not mistake a pause for a hang.
 
         As in the native module, short pauses are not written.
         """

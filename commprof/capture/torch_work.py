@@ -3,9 +3,9 @@
 DDP copies buffers into one tensor before their broadcast, and back afterwards. Its search for
 unused parameters visits each node of the autograd graph. FSDP copies parameters and gradients into
 one tensor before its collectives, and back afterwards. Objects are pickled before their collectives
-and unpickled after them. A DataLoader starts worker processes and ends them. The main thread saves.
-torch.compile compiles. Anomaly detection slows backward passes. The times of all this work go into
-the trace when capture stops.
+and unpickled after them. A DataLoader starts worker processes and ends them. The main thread
+writes files by torch.save. torch.compile compiles. Anomaly detection slows backward passes. The
+times of all this work go into the trace when capture stops.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ _FUNCTIONS: tuple[tuple[str, Any, str, Callable[..., bool]], ...] = (
     ("ddp_searches", DistributedDataParallel, "_post_forward", _searches),
     ("object_pickles", _c10d, "_object_to_tensor", _always),
     ("object_unpickles", _c10d, "_tensor_to_object", _always),
-    # The parts of torch.save, which itself stays: scripts pickle it to save in another process.
+    # The parts of torch.save. torch.save itself is not replaced: scripts pickle this function, to
+    # call it in another process.
     # A file is closed right after it is written, so that both are noted as one.
     ("saves", _serialization, "_save", _on_main_thread),
     ("saves", _serialization, "_legacy_save", _on_main_thread),

@@ -85,7 +85,7 @@ class TrainedParameters:
         self._by_update: list[set[int]] = []
         #: A parameter of each DDP model, and the gradient that it had at the last update.
         self._gradients: list[tuple[torch.Tensor, weakref.ref[torch.Tensor]]] = []
-        #: Per update: identities of such parameters that still had this gradient.
+        #: Per update: identities of the parameters in ``_gradients`` that still had this gradient.
         self._kept_by_update: list[set[int]] = []
 
     def install(self, path: Path) -> None:
@@ -136,8 +136,8 @@ class TrainedParameters:
     def _kept_gradients(self) -> set[int]:
         """Notes a gradient of each DDP model; returns the parameters that have kept theirs.
 
-        Gradients that a script sets to None, as ``zero_grad`` does by default, are other tensors
-        after the next backward pass. Those that add up, or are filled with zeros, are the same.
+        If a script sets gradients to None, as ``zero_grad`` does by default, the next backward pass
+        makes new tensors. If gradients add up, or are filled with zeros, the tensors stay.
         """
         unchanged = {
             id(p) for p, grad in self._gradients if p.grad is not None and grad() is p.grad
@@ -201,7 +201,7 @@ class TrainedParameters:
 
 
 def _models_with(models: list[dict[int, int]], by_update: list[set[int]]) -> list[list[int]]:
-    """Per update: indices of the models with any of these parameters; empty for many models."""
+    """Per update: indices of the models that hold any of its parameters; empty if too many."""
     if len(models) > MOST_MODELS:
         return []
     return [
@@ -288,7 +288,7 @@ def warning(found: Exchanged, world_size: int, directory: Path) -> str:
 
 
 def _is_first(rank: int) -> bool:
-    """True on the first rank of the job that asks; without a store, on rank 0."""
+    """True on the rank that is the first of the job to ask; without a store, on rank 0."""
     if not dist.is_initialized():
         return rank == 0
     return int(default_store("commprof/apart").add("said", 1)) == 1

@@ -101,8 +101,9 @@ def arm(directory: str) -> None:
 def explain(directory: str, always: bool = False) -> None:
     """If this process records nothing, makes it print the reason when it ends.
 
-    Of several ranks only rank 0 prints. A process without a rank from a launcher may be one that
-    only starts ranks: it prints only if it trained itself, and no other process has recorded since.
+    Of several ranks only rank 0 prints. A process to which no launcher gave a rank may be one that
+    only starts ranks. Such a process prints only if training took place in this very process, and
+    if no trace in ``directory`` was written after the process began.
 
     Args:
         directory: directory of the traces; the reason also goes to a file in it.
@@ -283,7 +284,7 @@ def _refuse_nonsense(settings: RankSettings) -> None:
 
 def _make_importable() -> None:
     if "commprof" not in sys.modules and importlib.util.find_spec("commprof") is None:
-        # commprof runs from its checkout; appended last, so that it hides no module of the script.
+        # commprof runs from its checkout, which is appended last, to hide no module of the script.
         sys.path.append(_ROOT)
 
 

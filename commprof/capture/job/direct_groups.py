@@ -1,7 +1,7 @@
 """Process groups that a script makes itself, without ``init_process_group``.
 
-Such a group has no name by which its ranks could be brought together afterwards. So its ranks agree
-on a random text, through the group's own store, as soon as the group has a backend.
+Such a group has no name by which a report could match its ranks. So the ranks agree on a random
+text, through the group's own store, as soon as the group has a backend.
 """
 
 from __future__ import annotations

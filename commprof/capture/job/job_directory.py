@@ -159,7 +159,7 @@ def _is_of_this_launch(place: Path) -> bool:
     own, path = " ".join(os.environ.get(name, "") for name in _LAUNCH), place / _LAUNCH_FILE
     try:
         place.mkdir(parents=True, exist_ok=True)
-        # Ranks that write this file write it before their traces: other traces are of another job.
+        # A launch writes this file before its traces: traces without the file are of another job.
         if any(place.glob("rank_*.trace")) and not path.exists():
             return False
         with open(path, "x") as file:

@@ -240,7 +240,7 @@ class _BoardRendezvous:
         return number if here["port"] else 0
 
     def _meet_parents(self, job: Any) -> bool:
-        """Connects to the hosts above this one; returns True if it has read all their addresses."""
+        """Connects to the hosts above this one; returns True once all their addresses were read."""
         while self._parents:
             key = f"host/{self._parents[0]}"
             if not job.check([key]):
