@@ -49,7 +49,7 @@ class Blocks:
 class BlockStream:
     """Reads a trace file block by block, up to the first byte that is in no complete block.
 
-    ``end`` and ``problems``, as of :class:`Blocks`, grow as the blocks are read.
+    ``end`` and ``problems`` mean the same as in :class:`Blocks`, and grow as blocks are read.
     """
 
     _path: Path

@@ -97,12 +97,12 @@ NO_SEQ: Final = 0xFFFFFFFF
 
 #: Nanoseconds; in a shorter wait, the operation was already complete.
 BLOCKED_NS: Final = 1000
-#: Backward passes without a step mark after which a loop counts as unmarked.
+#: A loop counts as unmarked after this many backward passes without a step mark.
 SURELY_UNMARKED: Final = 20
 #: Buckets of a histogram for each power of two, and the number of powers of two.
 PER_OCTAVE: Final = 64
 OCTAVES: Final = 37
-#: Bounds of a clock's drift if comparisons give none, and of its change in between.
+#: Bounds of a clock's drift without comparisons, and of its change between comparisons.
 MOST_DRIFT: Final = 500e-6
 UNSEEN_WANDER: Final = 1e-6
 

@@ -111,7 +111,7 @@ class Steps:
         )
 
     def numbered(self, numbers: Ints) -> Steps:
-        """Returns the steps with some numbers, which are in ascending order."""
+        """Returns the steps with these numbers; ``numbers`` must be in ascending order."""
         chosen = is_in(self.index, numbers)
         return Steps(
             self.index[chosen],
@@ -331,10 +331,10 @@ def steps(trace: Trace) -> Steps:
 
 
 def steps_of_ranks(traces: Sequence[Trace], numbers: Ints) -> tuple[Steps, Ints]:
-    """Returns the steps of all ranks with some numbers, which are in ascending order.
+    """Returns the steps of all ranks whose numbers are among ``numbers``.
 
-    Their rows follow one another rank by rank; also returns the first row of each rank, and then
-    the number of all rows.
+    ``numbers`` must be in ascending order. The rows of one rank follow those of the rank before.
+    Also returns the first row of each rank, followed by the number of all rows.
     """
     tables = tables_of(traces, steps)
     chosen = np.flatnonzero(is_in(joined(tables, "index"), numbers))
@@ -355,7 +355,8 @@ def phases(trace: Trace) -> Spans:
 def waits(trace: Trace) -> Spans:
     """Returns the times that threads were blocked by an operation; ``key`` is the operation's id.
 
-    They were blocked in ``Work.wait``, in a future's ``wait``, or in the call that issued it.
+    A thread was blocked in ``Work.wait``, in a future's ``wait``, or in the call that issued the
+    operation.
     """
     records = of_kind(trace.records, Kind.WAIT)
     return _spans(records, ints(records["op_id"]))
@@ -370,7 +371,7 @@ def pauses(trace: Trace) -> Spans:
 
 @once_per_trace
 def run_delays(trace: Trace) -> Spans:
-    """Returns intervals in which threads lacked a core; ``key`` is the time without it in ns."""
+    """Returns intervals in which threads lacked a core; ``key``: time without a core in ns."""
     records = of_kind(trace.records, Kind.RUN_DELAY)
     return _spans(records, ints(records["bytes_in"]))
 
@@ -402,7 +403,7 @@ def own_run_delays(trace: Trace) -> Spans:
     return replace(found, key=np.minimum(found.key, helpers_cpu(trace).key))
 
 
-#: Counters of the kernel, with the member of a ``Kind.HOST_COUNTS`` record that holds each.
+#: By counter of the kernel: the member of a ``Kind.HOST_COUNTS`` record that holds the counter.
 HOST_COUNTS = {
     name: field.member
     for name, field in schema.FIELDS[Kind.HOST_COUNTS].items()

@@ -112,9 +112,9 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "ending": {"error": str},
     # The first write that failed.
     "write_failed": {"errno": int, "reason": str, "monotonic_ns": int},
-    # recording is False if recording was off for half a second at monotonic_ns: because the mode
-    # was "off", or because the script switched recording off. It is True once recording goes on.
-    # Absent before the first such time, and in traces of the capture in Python.
+    # recording is False if recording went off at monotonic_ns and stayed off for half a second or
+    # longer, because the mode was "off" or the script switched recording off. It is True if
+    # recording went on again at monotonic_ns. Absent before recording was first off for so long.
     "capture_state": {"recording": bool, "monotonic_ns": int},
     # True if ring files were requested but some threads' rings have no file, for lack of space: the
     # existing ring files then do not hold all new records. Absent otherwise.
@@ -124,8 +124,8 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "pauses": {"count": int, "total_ns": int, "longest_ns": int, "longest_begin_ns": int},
     # Garbage collections of 1 ms or more: the begin and end of each, 4,096 at most, and the total.
     "garbage": {"total_ns": int, "begin_ns": list[int], "end_ns": list[int]},
-    # Begin and end of DDP's own work in forward passes, of 4,096 passes at most: sending its
-    # buffers, their collectives included, and searching the graph for unused parameters.
+    # Times at which DDP sent its buffers in forward passes, with the collectives; 4,096 at most, as
+    # for the searches.
     "ddp_buffer_syncs": {"begin_ns": list[int], "end_ns": list[int]},
     # Times at which DDP searched the autograd graph for unused parameters.
     "ddp_searches": {"begin_ns": list[int], "end_ns": list[int]},
@@ -149,11 +149,11 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "loader_worker_stops": {"begin_ns": list[int], "end_ns": list[int]},
     # Times of backward passes with autograd's anomaly detection on.
     "anomaly_backwards": {"begin_ns": list[int], "end_ns": list[int]},
-    # Passes over DataLoaders, 1,024 at most: when the first batch was asked for, and when the last
-    # one came or the pass ended; number and epoch, both from 1, and checksum of the seed of a
-    # DistributedSampler that shuffles by its epoch, or 0; number of batches; checksum of the
-    # content of the first 4 of them, and how many of these differ in content; both are 0 if a part
-    # of them was not compared.
+    # Passes over DataLoaders, 1,024 at most. begin_ns: when the first batch was asked for; end_ns:
+    # when the last batch came, or the pass ended. sampler, epoch: numbers from 1, and seed: a
+    # checksum; all three are 0 without a DistributedSampler that shuffles by its epoch. batches:
+    # number of batches. checksum: of the content of the first 4 batches; contents: number of
+    # different contents among them; both are 0 if any part of these batches was not compared.
     "data_passes": {
         "begin_ns": list[int],
         "end_ns": list[int],
@@ -164,7 +164,7 @@ MORE_METADATA: Final[dict[str, Shape]] = {
         "checksum": list[int],
         "contents": list[int],
     },
-    # Times of the last 64 compilations by torch.compile, including those before the capture.
+    # Times of compilations by torch.compile during the capture; torch remembers the last 64.
     "compilations": {"begin_ns": list[int], "end_ns": list[int]},
     # Bytes of the parameters that the optimizers updated in their first updates: of all parameters,
     # of those that DDP models reduce, and of those that DDP models were told to ignore. sharded is
@@ -183,7 +183,7 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     # first step after which the models of the listed ranks differed.
     "sync_checks": {"every": int, "checks": int, "first_step": int, "ranks": list[str]},
 }
-#: Those of the first block that also have the shape given there were checked by it.
+#: Keys of ``MORE_METADATA`` that a check by ``METADATA`` leaves unchecked in the first block.
 _ONLY_LATER: Final = frozenset(MORE_METADATA) - {
     key for key in METADATA if METADATA[key] == MORE_METADATA.get(key)
 }

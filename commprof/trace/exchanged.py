@@ -56,8 +56,8 @@ class Trained:
     other_libraries: tuple[str, ...]
     #: Per DDP model: bytes of the parameters whose gradients it reduces. Empty if not recorded.
     ddp_model_bytes: tuple[int, ...] = ()
-    #: Per update: indices in ``ddp_model_bytes`` of the models whose parameters it trained; empty
-    #: for more than ``MOST_MODELS`` models, as the next field is.
+    #: Per update: indices in ``ddp_model_bytes`` of the models whose parameters it trained. This
+    #: field and the next are empty for more than ``MOST_MODELS`` models.
     updated_models: tuple[tuple[int, ...], ...] = ()
     #: Per update: indices of the models that still had the gradient tensors of the update before,
     #: so that the script has not set these gradients to None in between.

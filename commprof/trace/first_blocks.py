@@ -40,7 +40,8 @@ _NO_FILE = np.full(4, -1, dtype=np.int64).tobytes()
 def _heads_of(paths: Sequence[str]) -> Sequence[_Head | None]:
     """Returns the beginnings of files, each of which is read again only once the file changes.
 
-    None for files that do not exist. Returns only None if the module was not built or is older.
+    The entry of a file that does not exist is None. All entries are None if the module was not
+    built or is older.
     """
     try:
         from commprof._reading import file_stamps, trace_heads
@@ -65,7 +66,7 @@ def _heads_of(paths: Sequence[str]) -> Sequence[_Head | None]:
 
 
 def traces_among(paths: Sequence[str]) -> set[str]:
-    """Returns the files that are named and begin as commprof's traces; may leave some out."""
+    """Returns the files with names and first bytes of commprof's traces; may leave some out."""
     named = [path for path in paths if is_named_as_trace(os.path.basename(path))]
     heads = zip(named, _heads_of(named), strict=True)
     return {path for path, head in heads if head is not None and head.is_trace}

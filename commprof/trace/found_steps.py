@@ -44,8 +44,8 @@ def chosen_marks(ends: Mask, seq: npt.NDArray[Any], rank: Ints, ranks: int) -> t
         ranks: number of ranks.
 
     Returns:
-        A mask of the boundaries; for each rank, whether its script declared them. All are False for
-        a rank without a boundary at which a step ends.
+        Two masks: of the chosen boundaries, and of the ranks whose scripts declared them. Both are
+        False for a rank without a boundary at which a step ends.
     """
     declared = seq == schema.STEP_DECLARED
     by_script, ended = (
@@ -55,7 +55,7 @@ def chosen_marks(ends: Mask, seq: npt.NDArray[Any], rank: Ints, ranks: int) -> t
 
 
 def complete_steps(step: Ints, ends: Mask, rank: Ints) -> Ints:
-    """Returns the boundaries that end a complete step; it began at the boundary before.
+    """Returns the boundaries that end a complete step, which began at the boundary before.
 
     If a full ring dropped the boundary at which a step begins, the step is left out: the last
     boundary before the step then begins an earlier step.

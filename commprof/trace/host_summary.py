@@ -1,17 +1,17 @@
 """The summary that the monitor of each host of a job in always-on mode writes for all readers.
 
-It is a file in the directory of the job's traces: the sum of the summaries of the host's
-ranks, in the form that one rank's summary has (:mod:`commprof.trace.summary`), and some figures of
-single ranks. A file holds at most ``MOST_BYTES``, whatever the number of ranks: at most
-``MOST_LISTED`` ranks are listed, and the sum is made coarser until it fits. It is replaced as a
-whole, so a reader finds a complete one.
+A host's summary is a file in the directory of the job's traces. The file holds the sum of the
+summaries of the host's ranks, in the form of one rank's summary (:mod:`commprof.trace.summary`),
+and some figures of single ranks. A file has at most ``MOST_BYTES``, whatever the number of ranks:
+at most ``MOST_LISTED`` ranks are listed, and the sum is made coarser until it fits. A file is
+replaced as a whole, so that readers never find an incomplete one.
 
-It has two lines; each consists of the CRC-32 (8 hexadecimal digits), a space and a JSON value. The
-first value is an object with everything but the operations: while a job is watched, only this line
-is read. The second value is the list of operations.
+A file has two lines; each consists of the CRC-32 (8 hexadecimal digits), a space and a JSON value.
+The first value is an object with everything but the operations: while a job is watched, only this
+line is read. The second value is the list of operations.
 
-A file promises when it will be written next. If that time is past, the host is missing: its monitor
-was killed, is frozen or cannot write. Only that host's figures are lost.
+A file promises when it will be written next. If that time is long past, the host is missing: its
+monitor was killed, is frozen or cannot write. Only that host's figures are lost.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ MOST_WAITED_FOR: Final = 8
 #: Largest number of arithmetic series of a host's ranks.
 _MOST_SERIES: Final = 512
 _MOST_HOSTS: Final = 16_384
-#: A file counts as missing this long after the time that it promised for its next writing.
+#: A host counts as missing if its file is older than twice the interval in which the file promised
+#: to be written again, plus this time.
 _LATENESS_S: Final = 5.0
 #: Largest difference between the clocks of two hosts.
 _SKEW_S: Final = 30.0
-#: If a time in a file is further ahead of this host's clock than this, it counts as damaged.
+#: A file counts as damaged if a time in it is further ahead of this host's clock than this.
 _AHEAD_S: Final = 86_400.0
 
 
@@ -207,7 +208,7 @@ def _check(summary: HostSummary) -> None:
 
 
 def _check_numbers(values: object, name: str, may_be_null: bool = False) -> None:
-    """Checks a list of numbers, all types at once because there are thousands of hosts."""
+    """Checks a list of numbers, quickly because there are thousands of hosts: all types at once."""
     allowed = {int, float, type(None)} if may_be_null else {int, float}
     if not isinstance(values, list) or not set(map(type, values)) <= allowed:
         raise ValueError(f"{name} is not a list of numbers")
@@ -224,7 +225,7 @@ def _series_of(summary: HostSummary) -> Iterator[tuple[int, int, int]]:
 def series_of(ranks: Sequence[int]) -> list[tuple[int, int, int]]:
     """Writes ordered ranks as series of first, last and step.
 
-    Only the first ranks if there are too many series.
+    If there are too many series, the last ranks are left out.
     """
     series: list[tuple[int, int, int]] = []
     for rank in ranks:

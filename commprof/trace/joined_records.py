@@ -28,10 +28,11 @@ def _of_joined(*contents: str) -> list[tuple[int, str]]:
     return sorted(place for place in members_with(*contents) if place[0] in KINDS)
 
 
-#: Kinds and members that hold the number of an operation; that of a backward pass plus 1, or 0 for
-#: no pass; and that of a backward pass in either form.
+#: Kinds and members that hold the number of an operation.
 _OPERATIONS = _of_joined("operation")
+#: Kinds and members that hold the number of a backward pass plus 1, or 0 for no pass.
 _PASSES_PLUS_ONE = members_with("pass_plus_one")
+#: Kinds and members that hold the number of a backward pass, plus 1 or not.
 _PASSES = _of_joined("pass", "pass_plus_one")
 #: Shift of the numbers of every rank if the numbers are too large to be kept apart.
 LARGEST = 2**62
@@ -64,7 +65,7 @@ class JoinedRecords(PackedRecords):
         return np.arange(last + 1) * most if last * most < LARGEST else np.full(last + 1, LARGEST)
 
     def part(self, ranks: slice, shift_ns: Ints) -> JoinedRecords:
-        """Returns the records of neighbouring ranks, where it is known how they are stored."""
+        """Returns the records of neighbouring ranks, with what is known of how they are stored."""
         stored = {kind: joined.part(ranks) for kind, joined in self._joined.items()}
         return JoinedRecords((), None, self.of_ranks[ranks], shift_ns, stored)
 

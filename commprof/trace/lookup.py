@@ -156,7 +156,7 @@ def rows_of_one_value_in_python(columns: list[npt.NDArray[Any]]) -> int:
 
 
 def map_columns(make: Callable[..., Any], *tables: Table) -> Table:
-    """Makes a table of what ``make`` returns for each column, given that column of all ``tables``.
+    """Makes a table; ``make`` gets one column of all ``tables``, and returns the new column.
 
     Columns of a table's groups are columns of the table.
     """
@@ -218,9 +218,10 @@ def distinct_rows(*columns: npt.NDArray[np.integer[Any]]) -> tuple[Ints, Ints]:
 
 
 def _numbered(key: Ints, keys: int) -> tuple[Ints, int]:
-    """Gives distinct keys ids in ascending order; also returns how many distinct keys there are.
+    """Numbers the distinct keys in ascending order; also returns how many distinct keys there are.
 
-    ``keys``: number of possible keys; if it is at most ``_DENSE`` per row, keys count from 0.
+    ``keys``: number of possible keys. If it is at most ``_DENSE`` per row, keys must be numbers
+    from 0 to ``keys`` - 1.
     """
     if keys > _DENSE * len(key):
         distinct, number = np.unique(key, return_inverse=True)

@@ -42,8 +42,8 @@ class NcclOps(FieldGroup):
     begin_ns: Ints = field(metadata=MOMENT)
     #: If the times are not known, ``begin_ns`` and ``end_ns`` are both the time of issue.
     end_ns: Ints = field(metadata=MOMENT)
-    #: True if the times are by the GPU; otherwise they are the times at which NCCL saw the begin
-    #: and the end.
+    #: True if the GPU took the times; otherwise they are the times at which NCCL saw the begin and
+    #: the end.
     on_gpu: Bools
     #: Time from the first channel's begin to the last channel's begin; the next field is the time
     #: from the first channel's end to the last channel's end.

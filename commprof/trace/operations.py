@@ -1,7 +1,7 @@
 """Families of operations: variants in c10d that differ only in their arguments.
 
-Rules about what an operation does name its family, so that they hold for every variant. A new
-operation of the trace format needs a row here.
+A rule about the behaviour of operations names a family, so that the rule holds for every variant. A
+new operation of the trace format needs a row here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ REDUCING: Final = ("all_reduce", "reduce", "reduce_scatter")
 SYNCHRONISING: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 #: Families in which the sizes of different ranks may differ.
 UNEVEN: Final = ("all_to_all", "gather", "scatter")
-#: Families in which each rank sends, receives or keeps a part of the data, other than all of it.
+#: Families in which each rank sends, receives or keeps only a part of the data.
 OF_PARTS: Final = ("all_gather", "reduce_scatter", *UNEVEN)
 
 

@@ -166,7 +166,7 @@ class PackedRecords:
         return records
 
     def on_clock(self, to_common: Callable[[Ints], Ints]) -> PackedRecords:
-        """Returns the records with their times on another clock; clock comparisons keep theirs."""
+        """Returns the records with times on another clock, except records of kind CLOCK."""
         return replace(self, to_common=to_common)
 
     def between(self, stretches_ns: Sequence[tuple[int, int]]) -> PackedRecords:

@@ -32,7 +32,7 @@ def firsts(lengths: Sequence[int] | Ints) -> Ints:
 
 
 def in_blocks(lengths: Sequence[int]) -> list[slice]:
-    """Divides ranks with these numbers of rows into blocks of neighbours with not too many rows."""
+    """Divides ranks with these numbers of rows into blocks of neighbours; see ``MOST_ROWS``."""
     first, bounds = firsts(lengths), [0]
     while bounds[-1] < len(lengths):
         until = int(np.searchsorted(first, first[bounds[-1]] + MOST_ROWS, side="right")) - 1

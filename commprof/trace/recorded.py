@@ -1,7 +1,7 @@
 """What another profiler's recording of one rank holds.
 
 A recording is evidence only of what it holds: whatever was not recorded is not known, and may have
-happened or not. Figures and conclusions ask these facts whether the recording supports them.
+happened or not. Before a figure is computed or a conclusion drawn, these facts are checked.
 """
 
 from __future__ import annotations

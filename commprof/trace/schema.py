@@ -99,7 +99,7 @@ REDUCE_OPS: Final = (
     *("sum", "avg", "product", "min", "max"),
     *("band", "bor", "bxor", "premul_sum"),
 )
-#: Index of a replay if it is not known.
+#: Stands for the index of a replay if the index is not known.
 NO_REPLAY: Final = 0xFFFFFFFF
 #: Value of ``reduce_op`` in recordings that do not name the reduction.
 UNKNOWN_REDUCE_OP: Final = 255

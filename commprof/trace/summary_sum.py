@@ -149,7 +149,7 @@ def _split(cells: Ints) -> tuple[Ints, Ints]:
     np.add.at(total, row, cells[:, 2])
     order = np.argsort(-total, kind="stable")
     rest = order[_COSTLIEST:_MOST_RANKS]
-    longest = np.lexsort([cells[:, 2], row])  # by rank; its longest wait is its last row
+    longest = np.lexsort([cells[:, 2], row])  # by rank; the longest wait of a rank comes last
     last = longest[np.searchsorted(row[longest], rest, side="right") - 1]
     costly = np.isin(row, order[:_COSTLIEST])
     return cells[costly], np.column_stack([cells[last, 0], ranks[rest], total[rest]])
@@ -193,10 +193,10 @@ def _joined(key: tuple[int, int, int], parts: Sequence[OperationSummary]) -> Ope
 
 
 def shortened(summary: Summary, most: int) -> Summary:
-    """Returns a sum with ``most`` entries of operations; the others are added up by operation.
+    """Returns a sum that keeps ``most`` entries of operations, and adds up the others by operation.
 
-    Operations that are added up count in ``moved``, as in a rank's own summary. If there are still
-    too many entries, the rarest become one entry of operation 0.
+    Operations that are added up count in ``moved``, as in a rank's own summary. If more than twice
+    ``most`` entries result, those with the least total time become one entry of operation 0.
     """
     kept, rest = summary.operations[:most], summary.operations[most:]
     moved = sum(entry.count for entry in rest if entry.group)

@@ -41,7 +41,7 @@ class Stat:
 
     #: State as one letter: R, S, D, T, t, Z, X, ...
     code: str
-    #: Start in ticks of CLOCK_BOOTTIME: tells the process from a later one with the same id.
+    #: Start in ticks of CLOCK_BOOTTIME: distinguishes the process from later ones with its id.
     start_ticks: int
     cpu_s: float
     resident_bytes: int

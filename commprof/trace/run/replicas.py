@@ -62,8 +62,8 @@ class Life:
 class Replicas:
     """All lives of a job's replicas, and the world that consists of one life of each.
 
-    The world has of each replica the last life that communicated with another replica, or else the
-    last life.
+    Of each replica, the world contains the last life that communicated with another replica. If no
+    life of the replica did, the world contains its last life.
     """
 
     #: Sorted by replica, then by time.

@@ -345,7 +345,9 @@ def _context_of_traces(run: Path) -> dict[str, Any]:
 
 
 def _lives(run: Path, replicas: Replicas) -> list[dict[str, Any]]:
-    """Describes each life of each replica, for reports and their JSON; times count from the first.
+    """Describes each life of each replica, for reports and their JSON.
+
+    Times count from the begin of the first life.
 
     ``ranks``: the life's ranks in the world; empty if the report has no figures of the life.
     """
