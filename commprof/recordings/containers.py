@@ -67,7 +67,7 @@ class Unpacked(io.RawIOBase):
 
 
 class GrowingGzip:
-    """Unpacks a gzip file that is still written, of one member or of several, piece by piece.
+    """Unpacks a gzip file piece by piece while it is written; the file may have several members.
 
     Data that the writer has not flushed yet cannot be unpacked.
     """

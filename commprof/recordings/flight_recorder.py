@@ -12,8 +12,8 @@ ended, and updates no state: the entry counts as complete. A recorder that learn
 retires an entry without a completion if the operation has timed out. The hook of any other backend
 retires an entry when the operation has been issued, because the end is never reported to the hook:
 whether the operation is pending is not known. The dumps distinguish the last two cases: only NCCL's
-recorder writes the version of a communication library, dumps before 2.10 have no hook, and a hook
-that learns of completions shows complete entries of the same group.
+recorder writes the version of a communication library, no hook writes dumps of versions before
+2.10, and a hook that learns of completions shows complete entries of the same group.
 """
 
 from __future__ import annotations
@@ -160,9 +160,9 @@ def _read(path: Path) -> tuple[list[Dump], list[str]]:
     unnamed = frozenset[int]().union(*(dump.unnamed for dump in dumps))
     if len(unnamed) > 1 and len(dumps) > 1:
         raise TraceError(
-            f"the dumps in {quoted(path)} number {len(unnamed)} process groups without naming "
-            "them, and each rank counts on its own: which groups are the same is not known. A "
-            "newer torch names them; the dump of one rank alone can be read"
+            f"the dumps in {quoted(path)} have indices instead of names for {len(unnamed)} process "
+            "groups, and each rank counts its groups on its own, so it is not known which groups "
+            "are the same. A newer torch writes names; the dump of one rank alone can be read"
         )
     if not any(entry.state == "completed" for dump in dumps for entry in dump.entries):
         # Only active entries were dumped: the others are missing for this reason, not because a

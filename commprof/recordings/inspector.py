@@ -1,7 +1,7 @@
 """Reads logs of NCCL Inspector, NVIDIA's profiler plugin that ships with NCCL.
 
 Each process writes ``<host>-pid<PID>.log`` with a JSON object per completed operation. The C++
-reader (``csrc/inspector``) takes every version of the format, with one file per process, or with
+reader (``csrc/inspector``) reads every version of the format, from one file per process or from
 joined files.
 """
 
@@ -59,7 +59,7 @@ class InspectorLogs:
 
     @property
     def members(self) -> Iterator[InspectorMember]:
-        """Every communicator as each process takes part in it."""
+        """The part of each process in each of its communicators."""
         for log in self.logs:
             yield from log.members
 

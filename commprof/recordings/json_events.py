@@ -242,7 +242,7 @@ class EventReader:
 
     def _may_continue(self, error: ValueError) -> bool:
         """True if the value may be valid once more of the text is there."""
-        if not isinstance(error, json.JSONDecodeError):  # an integer of thousands of digits
+        if not isinstance(error, json.JSONDecodeError):  # Python takes no huge integers
             return False
         cut = len(self._text) - error.pos < _MAY_BE_CUT_CHARS
         return cut or error.msg.startswith(_MAY_CONTINUE)

@@ -20,7 +20,7 @@ LOG_LINE: Final = re.compile(
 _LONGEST_LINE: Final = 1 << 16
 #: Longest text of the log that is repeated.
 _MOST_CHARS: Final = 160
-#: Largest number of different sizes of communicators that are said.
+#: Largest number of different sizes of communicators that the text lists.
 _MOST_SIZES: Final = 5
 _VERSION: Final = re.compile(rb"\b[NR]CCL version (\d+(?:\.\d+)+\S{0,40})")
 _COMPLETE: Final = re.compile(rb"comm (0x[0-9a-f]+) rank \d+ nranks (\d+) .*Init COMPLETE")

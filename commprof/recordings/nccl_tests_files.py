@@ -2,7 +2,7 @@
 
 nccl-tests' ``-J`` (``util.cu``, from 2.17.7) lists the first device of each process, with its
 group. rccl-tests' ``-Z json`` and ``-Z csv`` (``Reporter`` in ``common.cu``) have one record
-per result. There ``ranks`` counts processes of the job and ``ranksPerNode`` those of the
+per result. In a record, ``ranks`` counts processes of the job and ``ranksPerNode`` those of the
 communicator, whatever the hosts are; the CSV's line of names lacks ``nodes`` although its rows have
 it.
 """
@@ -155,8 +155,8 @@ def _of_records(
     hosts = _hosts(first, ranks)
     if hosts == 1 and "gpus" not in first:
         remarks.append(
-            "rccl-tests' column nodes counts communicators, not hosts; its ranks are taken as on "
-            "one host"
+            "rccl-tests' column nodes counts communicators, not hosts; all ranks are taken to be "
+            "on one host"
         )
     return NcclTestsLog(op, ranks, hosts, tuple(rows), (*remarks, *contradicted))
 
@@ -176,7 +176,7 @@ def _hosts(record: Mapping[str, str], ranks: int) -> int | None:
 
 
 def _processes(record: Mapping[str, str], name: str) -> int:
-    """Returns the number of ranks in as many processes as field ``name`` states; 0 if missing.
+    """Returns the number of ranks in the processes that field ``name`` counts; 0 if it is missing.
 
     A build without MPI has one process, whose number of GPUs is ``gpus``.
     """

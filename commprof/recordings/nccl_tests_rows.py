@@ -12,9 +12,9 @@ from commprof.text import counted
 _CELL = re.compile(r"[-+]?(?:\d+\.?(?P<decimals>\d*)|\.\d+)(?:[eE](?P<power>[-+]?\d+))?")
 #: If at most this share of the rows contradict themselves, those rows count as damaged.
 _DAMAGED = 0.1
-#: A bandwidth with this many times its last half digit, or more, tells a factor.
+#: A bandwidth above this many times its ``half_digit`` is exact enough to show a factor.
 _EXACT = 200
-#: Difference of busbw / algbw from 1 that is one of factors, not of digits.
+#: If busbw / algbw differs from 1 by this or more, the reason is a factor, not missing digits.
 _NEAR = 0.02
 _BYTES = {"half": 2, "bfloat16": 2, "double": 8, "int64": 8, "uint64": 8, "float": 4, "int": 4}
 _ONE_BYTE = re.compile(r"u?int8|char|fp8.*|f8.*")
@@ -22,8 +22,8 @@ _ONE_BYTE = re.compile(r"u?int8|char|fp8.*|f8.*")
 _ROUNDING = 1e-3
 #: A program of nccl-tests that measures no collective of NCCL's.
 _NO_COLLECTIVE = "hypercube"
-#: c10d's operation by its name within the program's name. A name that contains other names comes
-#: first.
+#: c10d's operation, by the part of the program's name that tells it. A part that contains other
+#: parts comes first.
 _OPS = {
     "all_reduce": "all_reduce",
     "all_gather": "all_gather",
@@ -185,7 +185,8 @@ def without_contradictions(
 ) -> tuple[list[NcclTestsRow], list[str]]:
     """Leaves out single rows whose algbw is not size / time; also returns remarks on them.
 
-    If more rows are damaged, it is not known which figures are right, and the times are used.
+    If more than a tenth of the rows are such, it is not known which figures are right. Then the
+    times are used.
     """
     agreeing = [row for row in rows if _agrees(row, ranks)]
     damaged = len(rows) - len(agreeing)

@@ -1,9 +1,9 @@
 """One table of nccl-tests' text: its columns, read by their names, and its rows.
 
 Formats: ``writeResultHeader`` in nccl-tests' and rccl-tests' ``util.cu``, before 2.17.7 in
-``common.cu``, before 2.13 in each test. A line has a description (size, count, type, and where
-named redop and root), then one result or two. Other processes may print into a row between its
-parts, because nccl-tests writes them separately.
+``common.cu``, before 2.13 in each test. A line has a description (size, count and type; redop and
+root if there are columns of these names), then one result or two. Other processes may print into a
+row between its parts, because nccl-tests writes them separately.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ class Table:
 
 
 def agrees_with_algbw(row: NcclTestsRow) -> bool:
-    """True unless the row's algbw is far from its size / time: digits or cells are lost."""
+    """False if algbw is far from size / time, because the row has lost digits or cells."""
     if row.algbw is None or not row.algbw.value > 10 * row.algbw.half_digit:
         return True
     shown = row.size_bytes / (row.time_us * 1e3)

@@ -192,7 +192,7 @@ def _logs(stem: str, content: _Content) -> Iterator[NcclTestsLog]:
         remarks = [*about_operation(sections[0].program or content.program), *about_roots(rows)]
         if op in derived:
             remarks.append(
-                f"it does not name its operation, which by redop, root and busbw / algbw is {op}"
+                f"it does not name its operation; redop, root and busbw / algbw are those of {op}"
             )
         runs = sum(bool(section.rows) for section in sections)
         if runs > 1:
@@ -210,7 +210,7 @@ def _logs(stem: str, content: _Content) -> Iterator[NcclTestsLog]:
 def _operation(section: _Section, content: _Content, stem: str) -> str:
     """Returns the operation that a name tells; empty if only the rows tell it.
 
-    A name elsewhere in the file, or the file's own name, counts only if it can be of all tables.
+    A name elsewhere in the file, or the file's own name, counts only if all tables may have it.
 
     Raises:
         ValueError: neither a name nor the rows tell it.

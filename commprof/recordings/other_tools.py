@@ -50,8 +50,8 @@ _TOOLS: Final = (
     (
         rb"Comm\. Op\s+Message Size\s+Count\s|comm op: [^\r\n]{1,300} \| time \(ms\)",
         "a log of DeepSpeed's communication logger",
-        "which rounds sizes, does not tell ranks or hosts, and (0.19.8) adds the times of all "
-        "earlier calls to each",
+        "which rounds sizes, does not tell ranks or hosts, and in version 0.19.8 adds to each call "
+        "the times of all earlier calls",
     ),
     (
         rb"size\(B\)\s+count\(elems\)\s+type\s+time",
@@ -71,7 +71,7 @@ _TOOLS: Final = (
     (
         rb"Job summary\s+=+\s+\(?Nodes|Communicators\.\.\. \(\d|\"communicators_count\"\s*:",
         "a status of a job by NCCL's RAS (ncclras)",
-        "which shows ranks and counts of calls, not what a rank waits in",
+        "which shows ranks and counts of calls, but not the call in which a rank waits",
     ),
     (
         rb"#bytes\s+#iterations\s+(?:BW peak|t_min)",
@@ -118,7 +118,7 @@ _HINTS: Final = (
     *(b"Performance of ", b"-chakra", b"workload_graph", b"\x06schema", b"NEGOTIATE_"),
 )
 
-#: Compressions that are not unpacked here, by the first bytes; with the program that unpacks them.
+#: Compressed formats that are not unpacked here: first bytes, name, and command that unpacks.
 _COMPRESSED: Final = (
     (b"\x28\xb5\x2f\xfd", "zstd", "zstd -d"),
     (b"\xfd7zXZ\0", "xz", "xz -d"),

@@ -444,7 +444,7 @@ def _kind(call: Call) -> tuple[str, int]:
 
 
 def _alike(of_ranks: Sequence[Sequence[tuple[str, int]]]) -> bool:
-    """True if the ranks' first calls agree as far as their sizes are known."""
+    """True if the calls that all ranks have agree, as far as their sizes are known."""
     for kinds in zip(*of_ranks, strict=False):
         if len({op for op, _ in kinds}) > 1 or len({size for _, size in kinds} - {-1}) > 1:
             return False

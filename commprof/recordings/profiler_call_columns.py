@@ -23,7 +23,7 @@ Mask = npt.NDArray[np.bool_]
 
 #: Columns of whole numbers that differ from call to call.
 _COLUMNS: Final = ("seq", "launch_ns", "launch_thread", "begin_ns", "end_ns", "device")
-#: Values in a kind for those fields that differ from call to call.
+#: A kind is a ``Call`` that has these values in the fields that differ from call to call.
 _NEUTRAL: Final[dict[str, Any]] = {
     **{"seq": -1, "launch_ns": 0, "launch_thread": -1, "begin_ns": 0, "end_ns": 0, "device": 0},
     **{"launched_in": (), "kernels": ()},

@@ -35,7 +35,7 @@ _ELEMENT_BYTES: Final = {
 ROOTED: Final = tuple(schema.OPS[code] for code in schema.ROOTED)
 
 
-#: Longest time by which a collective's range may end after the thread that waited for it went on.
+#: A collective's range may end up to this long after the waiting thread has gone on.
 CLOSED_LATE_NS: Final = 100_000
 
 

@@ -83,7 +83,7 @@ def _names_collective(ranges: EventTable, texts: EventTexts) -> Mask:
 
 
 def _launch_communication(events: ProfilerEvents, thread: int, calls: EventTable) -> Mask:
-    """True for a thread's operators in which kernels were launched that may carry out their calls.
+    """True for a thread's operators that launched kernels which may carry out their calls.
 
     Such a kernel is one of communication, or one that was not recorded.
     """
@@ -103,8 +103,9 @@ def _launch_communication(events: ProfilerEvents, thread: int, calls: EventTable
 def _precedes(ranges: EventTable, texts: EventTexts, row: int, members: Sequence[int]) -> bool:
     """True if an operator's call may come right before the members of a group.
 
-    The operator must belong to the same process group. Its sequence number must be unknown, that of
-    the first member, or one less; if it is one less, a second member must have the first one's.
+    The operator must belong to the same process group. Its sequence number must be unknown, equal
+    to that of the first member, or less by 1. If it is less by 1, a second member of the group
+    must have the same number as the first member.
     """
     later = members[0]
     groups = [texts.arguments[int(ranges.arguments[call])].get(_GROUP) for call in (row, later)]

@@ -170,7 +170,7 @@ class ProfilerEvents:
         return self.ranges.rows_named(judge)
 
     def keep(self, column: str, events: EventTable | Event) -> None:
-        """Adds events to a list in ``NAMED``, up to a number that no real trace has."""
+        """Adds events to the list ``column``, unless it has more events than any real trace."""
         named_events: NamedEvents = getattr(self, column)
         room = _MOST_NAMED - len(named_events)
         if isinstance(events, EventTable):

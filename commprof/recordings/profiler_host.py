@@ -7,8 +7,8 @@ with the same input, in the order of issue. The operator names the collective, b
 may run it as another operation: gloo runs a reduce-scatter as an all-reduce of the whole input, a
 list reduce-scatter as one all-reduce for each rank, and ``monitored_barrier`` as messages.
 
-The operator's tensors also tell the size of the process group: an all-gather's output is as many
-times its input. :mod:`profiler_groups` finds the group.
+The operator's tensors also tell the size of the process group: an all-gather's output, for example,
+is its input times this size. :mod:`profiler_groups` finds the group.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ def _around(issued: Sequence[_Issued], ran: Sequence[Event]) -> list[int]:
 def _without_callbacks(
     issued: Sequence[_Issued], ran: Sequence[Event], around: Sequence[int]
 ) -> list[Event]:
-    """Returns the ranges up to the first operator that the backend's thread issues in them.
+    """Returns the ranges, cut at the first operator that the backend's thread issues in them.
 
     gloo's thread runs the callbacks of a collective, such as the rest of PowerSGD's hook, before it
     ends the collective's range. Operators that the thread issues there come after the transfer. A

@@ -38,7 +38,7 @@ _BACKWARD_OP = "autograd::engine::evaluate_function"
 _NODES = "torch::autograd::"
 #: Range in which DDP, after waiting for a bucket, copies it back into the gradients.
 _COPIED_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
-#: Operator that divides a tensor, also the sum of which gloo's reduce-scatter keeps a part.
+#: Operator that divides a tensor. gloo's reduce-scatter divides the sum, and keeps one part.
 _CHUNK = "aten::chunk"
 #: Name of an operator that waits, such as ``_c10d_functional::wait_tensor``.
 _WAITS = re.compile(r"(?:^|[^a-z])waits?(?:$|[^a-z])", re.IGNORECASE)
@@ -99,7 +99,7 @@ class EventKind(IntEnum):
     OTHER_DEVICE = auto()
 
 
-#: Column of ``ProfilerEvents`` of each kind whose events are kept without their names.
+#: Events of these kinds are stored in columns, without names: field of ``ProfilerEvents``, by kind.
 COLUMN_OF: Final = {
     **dict.fromkeys((EventKind.KERNEL, EventKind.UNREADABLE_KERNEL), "kernels"),
     EventKind.COPY_WITHIN: "copies",
@@ -109,7 +109,7 @@ COLUMN_OF: Final = {
 }
 #: Field of ``ProfilerEvents`` with the begins of the events of a kind.
 BEGINS_OF: Final = {EventKind.COPY_BACK: "copied_back_ns", EventKind.CHUNK: "chunked_ns"}
-#: List of ``ProfilerEvents`` of each kind whose events keep their names.
+#: Events of these kinds are stored with their names: field of ``ProfilerEvents``, by kind.
 LIST_OF: Final = {
     EventKind.COMMUNICATION: "communication",
     EventKind.COPY_BETWEEN: "between_devices",
@@ -126,7 +126,7 @@ OF_DEVICE: Final = (
 LAUNCHES: Final = (EventKind.LAUNCH, EventKind.GRAPH_LAUNCH)
 #: Argument that shows that an event is part of a collective.
 COLLECTIVE: Final = "Collective name"
-#: Arguments that are kept, of events that keep their names.
+#: Arguments that are stored for events of the kinds in ``LIST_OF``.
 KEPT_ARGUMENTS: Final[tuple[str, ...]] = (
     *(COLLECTIVE, "Process Group Name", "Process Group Description", "Group size", "Seq"),
     *("dtype", "In msg nelems", "Out msg nelems", "Process Group Ranks", "Src Rank", "Dst Rank"),

@@ -1,9 +1,10 @@
 """Events without a category, which only the name of their process describes.
 
 Ascend's profiler (torch_npu, msprof) writes one Chrome trace of the host and of the NPU. What ran
-on the NPU has no category: "Overlap Analysis" has the moments in which an operator computed, "HCCL"
-(in newer versions "Communication") the collectives, and "Ascend Hardware" every task of a stream,
-of which the copies are used. Phases of the NPU's work are not read, and sizes of groups not told.
+on the NPU has no category, but the name of its process tells what it is. "Overlap Analysis" has the
+moments in which an operator computed, "HCCL" (in newer versions "Communication") the collectives,
+and "Ascend Hardware" every task of a stream, of which only the copies are used. The trace does not
+tell the sizes of groups. Phases of the NPU's work are not read.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _TYPES: Final = {
 }
 #: Processes of torch's profiler before torch 1.8, which writes no names of processes.
 _BEFORE_KINETO: Final = ("CPU functions", "CUDA functions")
-#: Begins of the names of XLA's processes.
+#: First parts of the names of XLA's processes.
 _OF_XLA: Final = ("/device:", "/host:")
 _MOST_NAMED: Final = 3
 _COPY: Final = "MEMCPY_ASYNC"
@@ -101,7 +102,7 @@ def _communication(
 
 
 def written_by(processes: Sequence[str]) -> str:
-    """Returns a clause on the program that wrote a trace of other processes; empty if unknown."""
+    """Returns a clause on the program that wrote a trace with these processes; empty for none."""
     if not processes:
         return ""
     named = ", ".join(printable(name[:40]) for name in processes[:_MOST_NAMED])

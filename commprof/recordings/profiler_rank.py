@@ -52,7 +52,7 @@ Ints = npt.NDArray[np.int64]
 
 #: Name of the group for calls whose group is not recorded.
 UNNAMED_GROUP: Final = "unnamed"
-#: Folder of Ascend's profiler, whose own folder has the name that the job gave.
+#: Folder into which Ascend's profiler writes; the folder above has the name that the job gave.
 _OF_ASCEND: Final = "ASCEND_PROFILER_OUTPUT"
 _RANK_IN_NAME = re.compile(
     r"(?:rank|worker|trainer|gpu)[-_= ]?(\d{1,6})(?!\d)|(?:^|[-_.])r?(\d{1,4})(?=\.)", re.I

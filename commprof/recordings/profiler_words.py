@@ -95,7 +95,7 @@ def has_certain_word(range_name: str) -> bool:
 
 
 def is_backend_of_torch(range_name: str) -> bool:
-    """True if the range is one of torch's own backends."""
+    """True if the range belongs to one of torch's own backends."""
     return _OF_TORCH.match(range_name) is not None
 
 

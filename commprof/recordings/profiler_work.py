@@ -7,8 +7,7 @@ others, and one of those may wait. So the innermost operator counts at each mome
 - waiting: an operator that waits by its name (``wait_tensor``), and an operator of c10d that
   returns only when what it issued is complete (``monitored_barrier``);
 - neither: operators that only call others. These are nodes of autograd, functions without a
-namespace
-  (``Redistribute``), and every operator that issues a collective or waits inside.
+  namespace (``Redistribute``), and every operator that issues a collective or waits inside.
 
 Where the thread did neither, and between operators, it may have run Python or waited, which
 :mod:`profiler_waiting` tells apart.

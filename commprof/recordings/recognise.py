@@ -15,7 +15,8 @@ from commprof.recordings.other_tools import NO_COMMAND, other_tool
 
 _MOST_LOOKED_AT = 100
 _MOST_BYTES_OF_EACH = 1 << 20
-#: Fields at the begin of torch's traces, which may mention anything in the names of events.
+#: Fields at the begin of torch's traces. A file that has one is not searched for words of other
+#: programs, because the names of its events may contain any words.
 _FIELDS_OF_TORCH = (b'"deviceProperties"', b'"distributedInfo"', b'"baseTimeNanoseconds"')
 
 

@@ -56,7 +56,7 @@ def test_groups_without_names_are_not_joined_by_each_ranks_own_numbers(tmp_path:
     """Rank 0's second group is rank 1's third: they seem to issue different collectives."""
     first = unnamed(entry("0", 0, state="completed"), entry("1", 0, "all_gather"))
     second = unnamed(entry("0", 0, state="completed"), entry("2", 0, "all_gather"))
-    with pytest.raises(TraceError, match="number 3 process groups without naming them"):
+    with pytest.raises(TraceError, match="have indices instead of names for 3 process groups"):
         diagnosis(write_dumps(tmp_path / "several", first, second))
     alone = diagnosis(write_dumps(tmp_path / "alone", first))
     assert alone.mismatches == ()

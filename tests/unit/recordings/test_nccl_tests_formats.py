@@ -551,7 +551,7 @@ def test_an_operation_that_nothing_names_is_told_by_its_rows(
     log = log_of(tmp_path, text)
     ranks = 4 if text.count("Rank") == 4 else 8
     assert (log.op, log.ranks, len(log.rows)) == (op, ranks, 20)
-    assert f"it does not name its operation, which by redop, root and busbw / algbw is {op}" in (
+    assert f"it does not name its operation; redop, root and busbw / algbw are those of {op}" in (
         log.remarks
     )
 

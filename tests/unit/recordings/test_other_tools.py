@@ -34,7 +34,8 @@ OTHERS = [
         "[2026-11-30 19:40:01,123] [INFO] [logging.py:107:log_dist] [Rank 0] comm op: all_reduce | "
         "[Caller Func: train_batch] | time (ms): 1049.29 | msg size: 1.0 MB | "
         "algbw (Gbps): 0.02 | busbw (Gbps): 0.01\n",
-        "does not tell ranks or hosts, and (0.19.8) adds the times of all earlier calls to each",
+        "does not tell ranks or hosts, and in version 0.19.8 adds to each call the times of all "
+        "earlier calls",
     ),
     (
         "imb.out",
