@@ -386,7 +386,7 @@ def _moment_ns(value: Any) -> int:
 
 
 def _ns(value_us: Any) -> int:
-    """Converts µs to ns: decimal digits exactly, others as floats; rounded to the nearest ns."""
+    """Converts µs to the nearest ns: exactly if given as digits, otherwise by way of a float."""
     if isinstance(value_us, str):  # a number with a point; very old traces have quoted numbers
         match = _DECIMAL.fullmatch(value_us)
         if match is None:
@@ -405,7 +405,7 @@ def _ns(value_us: Any) -> int:
 
 
 def _rounded(digits: str) -> int:
-    """Returns the thousandths of the decimal digits behind a point; halves become even."""
+    """Rounds the digits after a decimal point to thousandths; a half goes to the even number."""
     thousandths, rest = int(digits[:3].ljust(3, "0")), digits[3:]
     if rest[:1] >= "5" and (rest[0] > "5" or rest.strip("0") != "5" or thousandths % 2):
         return thousandths + 1
