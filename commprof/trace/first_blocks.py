@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +58,14 @@ def _heads_of(paths: Sequence[str]) -> Sequence[_Head | None]:
         if text:
             with suppress(ValueError):
                 metadata = documents.read_metadata(memoryview(text))
-        head = heads[row] = _Head(stamps[row], metadata, text is not None)
-        if len(_heads) < _MOST_HEADS:
-            _heads[paths[row]] = head
+        heads[row] = head = _Head(stamps[row], metadata, text is not None)
+        _keep(paths[row], head)
     return heads
+
+
+def _keep(path: str, head: _Head) -> None:
+    if path in _heads or len(_heads) < _MOST_HEADS:
+        _heads[path] = head
 
 
 def traces_among(paths: Sequence[str]) -> set[str]:
@@ -82,30 +85,19 @@ def first_metadata_of(paths: Sequence[Path]) -> list[dict[str, Any] | TraceError
 
     The blocks are cached until the files change. Callers share them and must not change them.
     """
-    found: list[dict[str, Any] | TraceError | OSError] = []
+    blocks: list[dict[str, Any] | TraceError | OSError] = []
     for path, head in zip(paths, _heads_of(list(map(os.fspath, paths))), strict=True):
         if head is not None and head.metadata is not None:
-            found.append(head.metadata)
+            blocks.append(head.metadata)
             continue
         try:
-            found.append(_first_metadata_alone(path))
+            blocks.append(metadata := read_first_metadata(path))
         except (TraceError, OSError) as error:
-            found.append(error)
-    return found
-
-
-def _first_metadata_alone(path: Path) -> dict[str, Any]:
-    status = os.stat(path)
-    file = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
-    return _first_metadata(os.fspath(path), *file)
-
-
-@functools.lru_cache(maxsize=4096)
-def _first_metadata(
-    path: str, _device: int, _inode: int, _stamp: int, _size: int
-) -> dict[str, Any]:
-    """Parameters other than ``path`` are only keys of the cache."""
-    return read_first_metadata(Path(path))
+            blocks.append(error)
+            continue
+        if head is not None:
+            _keep(os.fspath(path), replace(head, metadata=metadata))
+    return blocks
 
 
 def read_first_metadata(path: Path) -> dict[str, Any]:
