@@ -20,7 +20,7 @@ _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
 
 
 def plain_fields(result: Any) -> Any:
-    """Converts results like ``dataclasses.asdict``; a group is replaced by its fields."""
+    """Converts as ``dataclasses.asdict`` does, but puts a group's fields in place of the group."""
     kind: Any = type(result)
     if kind in _SCALARS:
         return result

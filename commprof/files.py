@@ -223,7 +223,7 @@ def _fields(kind: Any) -> dict[str, tuple[Shape, bool]]:
 
 
 def _is_plain(value: object, shape: Shape) -> bool:
-    """True if a value is certainly of its shape, as nearly all in metadata and summaries are."""
+    """Tests cheaply; True is certain. Most values in metadata and summaries pass this test."""
     if shape is str or shape is list:
         return type(value) is shape
     return shape is int and type(value) is int and 0 <= value < 2**63
@@ -244,9 +244,9 @@ def _members(value: Mapping[str, Any], shape: dict[str, Shape], where: str) -> d
 
 @functools.cache
 def _of_items(shape: Any) -> tuple[Any, ...]:
-    """Returns the type of a container, the shapes of its items, and True for an object.
+    """Returns a container's type, the shapes of its items, and True if it is a JSON object.
 
-    Empty for the shape of a single value.
+    Returns () for the shape of a single value.
     """
     if shape == Signed or not get_args(shape):
         return ()
@@ -274,7 +274,7 @@ def _items(value: object, shape: Any, where: str) -> Any:
 
 
 def _all_plain(items: Sequence[Any], wanted: Any) -> bool:
-    """True if all items are certainly of the type ``wanted``; if False, check every single item."""
+    """True if all items are certainly of the type ``wanted``; if not, each item must be checked."""
     if wanted not in (str, int) or set(map(type, items)) != {wanted}:
         return False
     return wanted is str or 0 <= min(items) <= max(items) < 2**63

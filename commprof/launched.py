@@ -1,10 +1,10 @@
 """Which rank of its job this process is, by the variables that its launcher set.
 
-The variables of torchrun, which some other launchers set too, are tried first, because such ranks
-may run inside a task of another launcher. Variables of Open MPI, MVAPICH and Hydra (MPICH, Intel
-MPI) are tried before Slurm's, because ranks of MPI inherit Slurm's variables from the job in which
-mpirun ran. A task of Slurm is a process of a job step that srun started: batch scripts and shells
-of salloc have Slurm's variables too, but are no tasks.
+The variables of torchrun are tried first (some other launchers set the same variables), because
+torchrun's ranks may run inside a task of another launcher. Variables of Open MPI, MVAPICH and Hydra
+(MPICH, Intel MPI) are tried before Slurm's, because ranks of MPI inherit Slurm's variables from the
+job in which mpirun ran. A task of Slurm is a process of a job step that srun started: batch scripts
+and shells of salloc have Slurm's variables too, but are no tasks.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ _LOCAL_RANKS_OF_TASKS = (*(names.local_rank for names in _MPI), "SLURM_LOCALID")
 
 
 def launched_as(variables: Mapping[str, str]) -> Launched | None:
-    """Returns the rank that a launcher gave this process; None if no launcher's variables do.
+    """Returns the rank that a launcher gave this process; None if no launcher did.
 
-    Variables whose values are not a rank below a world size count as not set.
+    If their values are not a rank and a larger world size, the variables count as not set.
     """
     return (
         _read(variables, _TORCHRUN)
@@ -99,9 +99,9 @@ def script_first(words: Sequence[str]) -> list[str]:
 
 
 def local_rank_of_task(variables: Mapping[str, str]) -> int:
-    """Returns the number, on this host, of the launcher's task to which this process belongs.
+    """Returns the index on this host of the launcher's task to which this process belongs.
 
-    0 if no launcher has numbered the tasks.
+    Returns 0 if no launcher has numbered the tasks.
     """
     for name in _LOCAL_RANKS_OF_TASKS:
         if name in variables:

@@ -6,7 +6,7 @@ import functools
 import importlib
 from contextlib import suppress
 
-#: CPython's own module on interpreters, by its names from 3.13 on and before.
+#: Names of CPython's own module on interpreters: from Python 3.13 on, and before.
 _MODULES = ("_interpreters", "_xxsubinterpreters")
 
 

@@ -34,7 +34,7 @@ PUBLIC_NAMES = {"Trial": "tune", "compressors": "tune", "trial": "tune"}
 
 
 class AddedReport(Protocol):
-    """A satellite's report on a run, which replaces the means over all of the run's steps."""
+    """A satellite's report on a run; shown in place of means over all of the run's steps."""
 
     @property
     def key(self) -> str:
@@ -79,7 +79,7 @@ class AddedReport(Protocol):
 class Commands(Protocol):
     """The part of a seam that every satellite has."""
 
-    #: Help line of each command, and ``module:class`` that runs it, by the command's name as typed.
+    #: By the name of each command as typed: its help line, and ``module:class`` that runs it.
     COMMANDS: Mapping[str, tuple[str, str]]
     #: The commands in the overview of ``commprof --help``, a line for each.
     OVERVIEW: str
@@ -121,10 +121,10 @@ class Tune(Commands, Protocol):
         """Returns the plan of a trial; raises UsageError if ``text`` describes no trial."""
 
     def set_every_model(self, sharding: str, profiler: Any) -> None:
-        """Sets FSDP2's sharding in each model of this process that is made later."""
+        """Applies a setting permanently to the FSDP2 models of this process."""
 
     def try_every_model(self, trial: str, profiler: Any) -> None:
-        """Starts a trial in the first model of this process that can take part in it."""
+        """Prepares one trial for all models of this process together."""
 
     def try_model(self, model: Any, trial: str) -> None:
         """Starts a trial in a model."""

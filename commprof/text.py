@@ -86,7 +86,7 @@ def name_list(names: Iterable[str], most: int) -> str:
 
 
 def _with_number(name: str) -> tuple[str, int]:
-    """Divides a name into its beginning and the number at its end, -1 without one."""
+    """Divides a name into its beginning and the number at its end; -1 if there is no number."""
     stem = name.rstrip("0123456789")
     digits = name[len(stem) :]
     return stem, int(digits[-_MOST_DIGITS:]) if digits else -1
@@ -101,7 +101,7 @@ def _range(part: Sequence[int]) -> tuple[str, int]:
 
 
 def _evenly_spaced(ranks: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Divides ascending ranks into sequences, each listed as one range, and single ranks."""
+    """Divides ascending ranks into single ranks, and ranks that are listed as one range."""
     begin = 0
     while begin < len(ranks):
         end = begin + 1
@@ -119,7 +119,8 @@ def with_ranks(texts: Iterable[tuple[int, str]], everyone: Collection[int] = ())
 
     Args:
         texts: ranks with a text; the result keeps the order of the texts.
-        everyone: ranks that are called "all ranks" if there are several.
+        everyone: all ranks there are; if there are several, a text about all of them begins with
+            "all ranks".
     """
     return clauses(((rank, text, text) for rank, text in texts), ": ", everyone)
 
@@ -165,7 +166,7 @@ def in_ms(value: float) -> str:
 
 
 def in_bytes(value: float) -> str:
-    """Formats bytes for a sentence: whole bytes below 1 kB, else kB or MB of three digits."""
+    """Formats bytes for a sentence: whole bytes below 1 kB, else kB or MB with three digits."""
     if value < 1e3:
         return counted(round(value), "byte")
     return f"{value / 1e3:.3g} kB" if value < 999.5e3 else f"{plain_digits(value / 1e6)} MB"

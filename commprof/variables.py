@@ -37,7 +37,7 @@ class Variable(str):
         return made
 
     def value(self, environment: Mapping[str, str] | None = None) -> Any:
-        """Returns the variable's value in ``environment``, or in this process's if that is None.
+        """Returns the variable's value in ``environment``; None: in this process's environment.
 
         Raises:
             ValueError: the value is not allowed; the message names it and the allowed values.

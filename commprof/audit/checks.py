@@ -90,7 +90,7 @@ def words(name: str) -> str:
 
 
 def best_reading(readings: Iterable[list[AuditCheck]]) -> list[AuditCheck]:
-    """Chooses the interpretation of an ambiguous header that is consistent with most rows.
+    """Chooses, of several interpretations of a header, the one with which most rows agree.
 
     On a tie, the first is chosen.
     """

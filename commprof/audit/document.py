@@ -90,7 +90,7 @@ class Document:
     #: True if the price is stated per rank.
     price_is_per_rank: bool = False
     statements: tuple[Statement, ...] = ()
-    #: Numbers of ranks, each with the speed-up stated for it by Amdahl's law.
+    #: Numbers of ranks, each with the speed-up that the report states by Amdahl's law.
     amdahl: tuple[tuple[int, StatedFigure], ...] = ()
     #: Tables of optimisations.
     techniques: tuple[tuple[Technique, ...], ...] = ()

@@ -1,7 +1,8 @@
 """Printed numbers, each as the interval of values that are printed with the same digits.
 
-Two figures of a report disagree if these intervals, propagated through the arithmetic that links
-the figures, do not overlap. No tolerance has to be chosen: the digits give a figure's precision.
+The intervals are propagated through the arithmetic that links two figures. If the resulting
+intervals do not overlap, the figures disagree. No tolerance has to be chosen: the digits give a
+figure's precision.
 """
 
 from __future__ import annotations

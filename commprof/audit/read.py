@@ -27,8 +27,8 @@ _AT = re.compile(r"\bat (\d{1,6}) (?:process|gpu|rank|node)", re.I)
 _AMDAHL = re.compile(rf"^\W*N\s*=\s*(\d{{1,6}})\W.{{0,20}}speed-?up\W{{0,4}}({_NUMBER})", re.I)
 _PARALLEL = re.compile(r"^\W*P\s*=\s*(?:[A-Za-z ]{1,60}=\s*)?([\d.]+\s?%?)(?=$|[\s(])")
 _LISTED = re.compile(r"\s*(?:[-*•+]|\d+\.)?\s*\**([A-Za-z][\w /-]{0,60}?)\**\s*:\**\s*(\S.*)")
-#: Communication overhead: "5 % communication overhead", or "5 % overhead" at the begin of a line.
-#: Overheads of other kinds, such as that of checkpoints, do not match.
+#: Communication overhead: "5 % communication overhead", or "5 % overhead" at the beginning of a
+#: line. Overheads of other kinds, such as that of checkpoints, do not match.
 _OVERHEAD = re.compile(
     rf"(?:^[\s*•+-]*({_NUMBER}\s?%)\s"
     rf"|(?:^|[\s(])({_NUMBER}\s?%)\s(?:comm(?:unication)?\.?|(?:gradient )?sync\w*)\s)overhead",

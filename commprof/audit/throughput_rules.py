@@ -65,8 +65,7 @@ def has(row: Row, *names: str) -> bool:
 def global_batch(row: Row, document: Document, per_rank: bool) -> Work | None:
     """Returns the samples of all ranks in one iteration; None if no batch is stated.
 
-    per_rank: meaning of a batch without a stated meaning: True for one rank's, False for the batch
-    of all ranks.
+    per_rank: what a plain "batch" means: the batch of one rank (True), or of all ranks (False).
     """
     figure: StatedFigure | None
     for figure in (row.figures.get("rank_batch"), document.fact("rank_batch")):
@@ -142,7 +141,7 @@ def _samples(row: Row, document: Document, per_epoch: bool) -> Work | None:
 
 #: A first epoch that took longer than this multiple of the later ones includes warm-up.
 _WARMUP = 1.25
-#: Parts of commprof's own mean step.
+#: Parts of the mean step in a result of commprof.
 _PARTS = ("data_ms", "forward_ms", "backward_ms", "exposed_ms", "optimizer_ms", "other_ms")
 
 

@@ -44,9 +44,9 @@ def out_of_sync(module: nn.Module) -> tuple[int, ...]:
     all parameters and buffers are compared.
 
     Call it in your own training loop every few hundred steps, on all ranks of the default process
-    group, between an update and the next forward pass. A call costs :func:`parameters_hash` and one
-    small collective. If different models are equally common, the one with the lowest rank counts as
-    right.
+    group, between an update and the next forward pass. A call costs as much as
+    :func:`parameters_hash` and one small collective. If different models are equally common, the
+    one with the lowest rank counts as right.
     """
     is_ddp = isinstance(module, DistributedDataParallel)
     digest = _hash_of(_numbered(module)) if is_ddp else parameters_hash(module)

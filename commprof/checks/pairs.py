@@ -1,4 +1,4 @@
-"""Checks latency and bandwidth of each pair of ranks, and names far worse links."""
+"""Checks latency and bandwidth of each pair of ranks, and names links that are far worse."""
 
 from __future__ import annotations
 

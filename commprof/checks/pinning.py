@@ -1,4 +1,4 @@
-"""Checks that a host has a core for each thread, and that two ranks share all cores or none."""
+"""Checks that a host has a core per thread, and that any two ranks share all cores or none."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ CHECKS: tuple[Check, ...] = (
 def run_checks(checks: Sequence[Check] = CHECKS) -> tuple[Outcome, ...]:
     """Runs checks in a job that torchrun has set up; every rank returns the same outcomes.
 
-    If a rank dies or does not answer, which breaks the process group, the current check fails and
+    A rank that dies or does not answer breaks the process group. The current check then fails, and
     the checks after it are not run.
 
     Raises:

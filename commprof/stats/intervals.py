@@ -121,11 +121,11 @@ def paired_ratio(above: Floats, below: Floats, confidence: float = 0.95) -> Inte
 def signed_rank_ratio(above: Floats, below: Floats) -> Interval:
     """Like ``paired_ratio``, with the 95 % interval of Wilcoxon's signed-rank test.
 
-    The interval keeps its confidence level if the two values of each pair are exchangeable, for any
-    rhythm or correlation of the pairs in time. A burst of long steps widens Student's interval, but
-    not the signed-rank interval. The test has only certain confidence levels, so each bound is
-    interpolated between its values at the two levels next to 95 %. Fewer than 6 pairs cannot reach
-    95 %, and get Student's interval.
+    If the two values of each pair are exchangeable, the interval keeps its confidence level,
+    whatever rhythm or correlation the pairs have in time. A burst of long steps widens Student's
+    interval, but not the signed-rank interval. The test has only certain confidence levels, so each
+    bound is interpolated between its values at the two levels next to 95 %. Fewer than 6 pairs
+    cannot reach 95 %, and get Student's interval.
     """
     if len(above) < _LEAST_RANKED:
         return paired_ratio(above, below)
@@ -209,7 +209,7 @@ def resampled_means(values: Floats, seed: int = _SEED) -> Floats:
         values = (np.add.reduceat(values, first, axis=0).T / lengths).T
     random = np.random.default_rng(seed)
     rows = random.integers(0, len(values), size=(_RESAMPLES, len(values)))
-    # Of all samples at once, the drawn values would need 40 MB for five columns.
+    # The drawn values of all samples together would need 40 MB for five columns.
     parts = [values[some].mean(axis=1) for some in np.array_split(rows, _PARTS)]
     return np.concatenate(parts).astype(np.float64, copy=False)
 

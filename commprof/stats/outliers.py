@@ -13,11 +13,11 @@ Floats = npt.NDArray[np.float64]
 
 #: Largest allowed probability that any of all values stands out by chance.
 SIGNIFICANCE: Final = 0.001
-#: A value stands out if it is this many times that of any other.
+#: A value can stand out only if its excess is at least this many times any other value's excess.
 CLEARLY: Final = 2.0
 #: Least number of values whose spread is measured.
 FEWEST_OTHERS: Final = 3
-#: Terms of the series below this value are negligible.
+#: Terms of the series are left out once they are below this fraction of the sum.
 _NEGLIGIBLE = 1e-17
 
 
@@ -85,7 +85,7 @@ def standing_out(excess: Floats, most: int) -> list[int]:
 
 
 def chance_of_standing_out(excess: Floats, standing: Sequence[int]) -> float:
-    """Returns the probability that any of all values is as large by chance.
+    """Returns the probability that, by chance, any of all values is as large as ``standing``.
 
     Args:
         excess: as for :func:`standing_out`.
