@@ -41,10 +41,11 @@ results of the microbenchmark row by row: ratios, a rank test, and a verdict for
   commprof compare BEFORE AFTER                          logs of NCCL Inspector: transfers, waiting
 
 With --fail-above 5% the exit code is 1 if AFTER is slower by more than 5% and beyond noise, or if
-it is a microbenchmark's result that lacks rows of BEFORE, was cut short or has wrong data. It is 2
-if too few steps or rounds were measured to tell the two apart, however slow AFTER is; an output of
-nccl-tests without -N has too few rounds. A step that only a lack of cores makes longer does not
-count as slower. Without --fail-above the exit code is 0, whatever the figures are.
+it is a microbenchmark's result that lacks rows of BEFORE, was cut short or has wrong data. The exit
+code is 2 if too few steps or rounds were measured to tell the two apart, however slow AFTER is; an
+output of nccl-tests without -N has too few rounds. If a step is longer only because cores were
+lacking, it does not count as slower. Without --fail-above the exit code is 0, whatever the figures
+are.
 """
 _GIVE = (
     "give two run directories, two recordings of torch.profiler, two JSON files of commprof "
@@ -138,7 +139,7 @@ def _analysed(run: Path) -> tuple[RunResult, tuple[WorldDetail, ...]]:
     result, details = analyse_in_detail(run, steps_only=True)
     for detail in details:
         if not result.in_turns:
-            detail.drawn.in_flight()  # is compared
+            detail.drawn.in_flight()  # needs the records; the comparison uses the result
         detail.drawn.drop_records()
     return_free_memory()
     return result, details

@@ -32,8 +32,8 @@ The second form trains the workload at 4, 8, 16 and 32 ranks; options of commpro
 
 Targets: slurm (an sbatch script), k8s (a TrainJob for Kubeflow Trainer v2), k8s-pytorchjob (a
 PyTorchJob for the Training Operator v1). The traces of all nodes go to --output, which all nodes
-must see; on Kubernetes, the volume claim is mounted at --output, and the traces go to its folder
---name.
+must see. On Kubernetes, the volume claim is mounted at --output. There the traces go to a folder
+with the name that --name gives.
 """
 
 

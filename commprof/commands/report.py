@@ -85,7 +85,7 @@ Works on runs that were cut short: whatever was recorded is shown.
         )
         report_formats.add_arguments(parser)
 
-    # The collector would scan the tables of all ranks again and again, and find nothing to free.
+    # The garbage collector would scan all ranks' tables again and again, and find nothing to free.
     @uncollected()
     def run(self, args: argparse.Namespace) -> int:
         """Analyses the run, and prints the report or writes it to a file."""

@@ -38,9 +38,9 @@ _NEXT_JOB_S = 30.0
 #: log of NCCL Inspector, or without a new summary of the hosts whose ranks are not followed.
 _SILENT_S = 300.0
 _SILENT = (
-    "The ranks of the missing hosts are too many to follow without their monitors, which wrote "
-    "nothing for {minutes:g} minutes: commprof top waits no longer; commprof report RUN reads the "
-    "traces."
+    "The monitors of the missing hosts wrote nothing for {minutes:g} minutes, and these hosts have "
+    "too many ranks to follow without monitors: commprof top waits no longer; commprof report RUN "
+    "reads the traces."
 )
 
 
@@ -139,7 +139,7 @@ class _Watched:
 def is_silent(state: JobState) -> bool:
     """True if it will never be known when the remaining ranks end.
 
-    They run on hosts whose monitors were killed, and are too many for their traces to be followed.
+    Their hosts' monitors were killed, and these ranks are too many for their traces to be followed.
     """
     open_ranks = [rank for rank in state.ranks if rank.status not in ("ended", "gone")]
     ages_s = [host.age_s for host in state.missing_hosts]

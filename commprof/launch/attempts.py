@@ -1,4 +1,4 @@
-"""Attempts to run one world size: restarts after a failure, and a log of how each attempt ended.
+"""The attempts at one world size: restarts after a failure, and a log of how each attempt ended.
 
 Each restart is a separate launch with a new rendezvous, because in torch's elastic restarts the
 ranks would look for their peers at the previous attempt's rendezvous.

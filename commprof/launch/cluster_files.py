@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from commprof import invocation, variables
 from commprof.errors import UsageError
 
-#: Words that YAML 1.1 does not read as strings without quotes.
+#: Words that YAML 1.1 reads as strings only if they are quoted.
 _NO_STRINGS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 

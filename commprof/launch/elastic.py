@@ -38,10 +38,11 @@ _PRELOAD = ("commprof.launch.quiet_start", "torch", "commprof.launch.worker")
 TRAINING_IMPORTS = ("torch._dynamo",)
 """Modules that are slow to import; the first DDP model and the first optimizer import them."""
 
-_SHUTDOWN_TIMEOUT_S = 5  # in seconds; a rank that ignores the signal is killed after this time
+_SHUTDOWN_TIMEOUT_S = 5  # a rank that ignores the launcher's signal is killed after this time
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals for the ranks: schedulers warn with them, and a rank changes its mode."""
+"""Signals that are passed on to the ranks: schedulers send some as a warning before they end a job;
+a user sends another to change a rank's recording mode."""
 _LOGGERS = ("torch.distributed", "torch.multiprocessing")
 
 
@@ -63,9 +64,9 @@ def launch(
     log_dir: directory for `rank_R.out`, `rank_R.err`, the launcher's warnings, and a failed rank's
     `rank_R.error.json`. rendezvous: how all machines' launchers meet. cpu_sets: CPUs of this
     machine's ranks, as in `Pinning.text`. attempt: index of the attempt in `run_attempts`; from 1
-    on, the names of the ranks' files in log_dir contain it. The ranks of all jobs come from
-    one fork server, which stays for the next job (so that torch is imported once) until
-    `stop_fork_server`, this process's end, or a failure.
+    on, the names of the ranks' files in log_dir contain it. The ranks of all jobs are forked from
+    one server, so that torch is imported only once. The server lives until `stop_fork_server`, this
+    process's end, or a failure.
 
     Raises UsageError before anything is started, RankFailedError for the first rank that failed,
     CommprofError if the rendezvous failed or the system refused an operation, such as writing a
@@ -158,7 +159,7 @@ def _run_ranks(run: Callable[[], object], log_dir: Path, attempt: int) -> None:
         raise _rank_failed(error, log_dir, attempt) from None
     except SignalException as error:
         interrupted_by = error.sigval
-    # torch's timer of functions raises this if a signal interrupts it
+    # torch's decorator that times functions raises this if a signal interrupts it
     except UnboundLocalError as error:
         if not isinstance(error.__context__, SignalException):
             raise
@@ -178,7 +179,7 @@ def _run_ranks(run: Callable[[], object], log_dir: Path, attempt: int) -> None:
 def _no_rank_left() -> Iterator[None]:
     """If the block raises, ends the ranks that were started in the block.
 
-    Also ends the fork server with all of its processes, whoever started them.
+    Then also ends the fork server with all of its processes, whoever started them.
     """
     others = multiprocessing.active_children()
     try:
@@ -376,7 +377,7 @@ def kill_lost_ranks() -> None:
 
 
 def _pass_on(number: int, _frame: object) -> None:
-    """Sends a signal that this process got to all ranks: those of a script and forked ones."""
+    """Passes a signal of this process on to all ranks, both scripts and forked processes."""
     server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     forked = [] if server is None else _children(server)
     for pid in [*_ranks_of_scripts(), *forked]:

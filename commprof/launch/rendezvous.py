@@ -55,7 +55,7 @@ class Rendezvous:
                 _check_free(host, port, self.nodes)
 
     def turn(self, number: int) -> Rendezvous:
-        """Returns the rendezvous of the launch with index ``number`` of a command, from 0.
+        """Returns the rendezvous of a command's launch with index ``number``, counted from 0.
 
         With several machines, each launch uses another port.
         """

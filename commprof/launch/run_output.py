@@ -18,7 +18,7 @@ _PATIENCE_S = 900
 
 
 def chosen_directory(args: argparse.Namespace, subject_name: str, rendezvous: Rendezvous) -> Path:
-    """Chooses the run directory, which all machines must see, without creating it."""
+    """Chooses, but does not create, the run directory; all machines must see this directory."""
     directory: Path | None = args.output
     if directory is None and rendezvous.nodes > 1:
         raise UsageError(

@@ -42,7 +42,7 @@ def subjects_of(args: argparse.Namespace) -> list[Target]:
 
 
 def places_of(directory: Path, targets: Sequence[Target]) -> list[Path]:
-    """Returns each target's directory: the run directory for a single one, else a subdirectory."""
+    """Returns each target's directory: a subdirectory, or for a single target the run directory."""
     if len(targets) == 1:
         return [directory]
     return [directory / re.sub(r"[^A-Za-z0-9]+", "-", target.strategy) for target in targets]

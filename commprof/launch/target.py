@@ -168,8 +168,8 @@ class WorkloadTarget:
             overhead_steps=0 if args.trial else overhead_steps,
             seed=_given(args, "seed"),
             threads_per_rank=args.placement.threads.count,
-            # The native observer sees DDP's buckets without a hook, which would add a pass over
-            # the gradients; Python capture needs the hook.
+            # The native observer sees DDP's buckets without a hook; a hook would add a pass over
+            # the gradients. Python capture needs the hook.
             hook=_native.native is None,
             compressor=args.hook or "",
             trial=args.trial or "",

@@ -169,8 +169,8 @@ def rank_and_world_size(variables: Mapping[str, str]) -> tuple[int, int] | None:
     if wrong := _unusable(variables, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         raise UsageError(
             "RANK and WORLD_SIZE in the environment make this process one rank of a launcher, but "
-            f"these are unset or not a number: {', '.join(wrong)}. Use torchrun, or unset RANK "
-            "and WORLD_SIZE, so that commprof starts the ranks"
+            f"these variables are unset or not a number: {', '.join(wrong)}. Use torchrun, or "
+            "unset RANK and WORLD_SIZE, so that commprof starts the ranks"
         )
     return int(variables["RANK"]), int(variables["WORLD_SIZE"])
 

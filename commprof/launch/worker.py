@@ -85,7 +85,8 @@ def guarded(work: Callable[[], None]) -> None:
 
 
 def _run(job: Job, cpu_sets: str) -> None:
-    # The launcher imports this module too: capture, with its native part, only loads in a rank.
+    # Imported here, because the launcher imports this module too: only ranks load capture and its
+    # native part.
     from commprof.capture.attachment import attach
     from commprof.capture.patches.every_model import cap_every_model
     from commprof.capture.profiler import profile
@@ -320,7 +321,8 @@ class PeakMemory:
         libc = ctypes.CDLL(None)
         if hasattr(libc, "malloc_trim"):  # only glibc has it
             libc.malloc_trim(0)
-        # If a sandbox forbids the reset, the peak is that of the whole process, so never too small.
+        # If a sandbox forbids the reset, the peak is that of the whole process, and never too
+        # small.
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
         if self._cuda:

@@ -203,7 +203,7 @@ def _spec(where: str, node: Node) -> str:
 
 
 def _option(where: str, node: Node) -> str:
-    """Returns the text of a value, such as a workload's ``[10, 5]`` (by layer) as ``10/5``."""
+    """Returns the text of a value; a list of values by layer, ``[10, 5]``, becomes ``10/5``."""
     if node.id == "sequence":
         return "/".join(_text(where, item) for item in node.value)
     return _text(where, node)
@@ -237,10 +237,9 @@ def merged(
     """Returns the file's options, which become defaults, and the script's arguments.
 
     If one option of a pair in ``RIVALS`` is on the command line, the file's value of the other one
-    is left out. A script on the command line, with its arguments, replaces the file's script or
-    module and the arguments in the file, and leaves out the file's options that only built-in
-    workloads take. A workload on the command line leaves out the file's script or module, and its
-    arguments.
+    is left out. A script on the command line replaces the file's script or module, and its
+    arguments. The file's options that only built-in workloads take are then left out. A workload on
+    the command line replaces the file's script or module, and its arguments.
 
     Args:
         given: arguments of the command line alone; None for options not given.

@@ -83,7 +83,7 @@ See docs/monitoring.md.
 
 
 def description() -> str:
-    """Returns the long help of ``commprof run``; of compressors and trials only if installed."""
+    """Returns the long help of ``commprof run``, with compressors and trials if installed."""
     seam = satellites.tune_if_there()
     return _DESCRIPTION.replace("{tuning}", "" if seam is None else seam.run_help())
 

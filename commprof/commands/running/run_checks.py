@@ -20,7 +20,7 @@ from commprof.monitor.watchdog.thresholds import AUTO, parse_threshold
 from commprof.trace.run.run_directory import PREDICTIONS_FILE
 from commprof.workloads.strategies import listed_strategies, parse_strategy
 
-#: Strategies of built-in workloads whose model FSDP2 shards.
+#: Strategies under which FSDP2 shards a built-in workload's model.
 SHARDED_STRATEGIES = ("fsdp", "hsdp")
 
 
@@ -74,8 +74,9 @@ def world_sizes_of(args: argparse.Namespace) -> list[int]:
         most = max(sizes) if args.nproc is None else args.nproc * args.nnodes
         if most < max(sizes):
             raise UsageError(
-                f"--world-sizes asks for {max(sizes)} ranks but --nproc"
-                f"{f' on {args.nnodes} machines' * (args.nnodes > 1)} for {most}; leave --nproc out"
+                f"--world-sizes asks for {max(sizes)} ranks, but --nproc"
+                f"{f' on {args.nnodes} machines' * (args.nnodes > 1)} allows only {most}; leave "
+                "--nproc out"
             )
     else:
         nproc = this_host().usable_cores if args.nproc is None else args.nproc

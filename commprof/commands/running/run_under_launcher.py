@@ -1,6 +1,6 @@
 """``commprof run`` under torchrun, srun or mpirun: this process is one rank of a built-in workload.
 
-Rank 0 checks the options, writes the job file and reports; the other ranks train that job.
+Rank 0 checks the options, writes the job file, and prints the report. All ranks train the job.
 """
 
 from __future__ import annotations

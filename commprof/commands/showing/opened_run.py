@@ -42,7 +42,7 @@ class OpenedRun:
 
         Args:
             directory: the run or recording.
-            all_calls: True to hold the calls of all steps at once, even of a long run.
+            all_calls: True to keep the calls of all steps in memory, even of a long run.
             strategies: what ``strategy_directories`` returns for the directory, if it was called.
         """
         self.directory = directory

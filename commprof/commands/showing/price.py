@@ -22,7 +22,7 @@ def add_price_arguments(parser: argparse._ActionsContainer) -> None:
         help="price per hour, for a table of time and money per 1,000 samples and per epoch",
     )
     parser.add_argument(
-        "--price-per", choices=UNITS, help="the unit whose price PRICE is (default: node)"
+        "--price-per", choices=UNITS, help="what PRICE pays for: a node or a rank (default: node)"
     )
 
 

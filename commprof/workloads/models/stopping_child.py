@@ -1,4 +1,4 @@
-"""Program that stops its parent process; each line of standard input gives a time in ns.
+"""Program that stops its parent process for as many ns as each line of standard input says.
 
 The program ends when its parent ends. It is run as a script by its path, and imports only the
 standard library, so that it starts quickly.

@@ -66,10 +66,10 @@ BAD_VALUES = [
     ("--nproc x", ["--nproc", "'x'"]),
     ("--world-sizes 1,a", ["'1,a'", "such as 1,2,4"]),
     ("--world-sizes 0,2", ["--world-sizes 0,2", "1 or more"]),
-    ("--nproc 2 --world-sizes 4", ["4 ranks", "--nproc for 2", "leave --nproc out"]),
+    ("--nproc 2 --world-sizes 4", ["4 ranks", "--nproc allows only 2", "leave --nproc out"]),
     (
         "--nproc 2 --nnodes 2 --rdzv-endpoint h:1 --world-sizes 8",
-        ["8 ranks", "--nproc on 2 machines for 4"],
+        ["8 ranks", "--nproc on 2 machines allows only 4"],
     ),
     ("--scaling foo", ["--scaling", "'foo'", "weak", "strong"]),
     ("--workload transfomer", ["'transfomer'", "did you mean 'transformer'?", "timed"]),
