@@ -72,14 +72,14 @@ class Hosts:
 
 
 def find_hosts(store: Any, rank: int, size: int) -> Hosts:
-    """Asks every rank of a group, through its store, which host it is on."""
+    """Asks every rank of a group which host it is on, through the group's store."""
     places = _everybodys(store, "place", rank, size, _place())
     ranks = range(size)
     return Hosts(rank, [[r for r in ranks if places[r] == p] for p in dict.fromkeys(places)])
 
 
 def make_team(store: Any, hosts: Hosts, ranks: list[int], timeout: timedelta) -> Any:
-    """Connects this host's ranks by shared memory; warns and returns None if any host cannot.
+    """Connects this host's ranks by shared memory; warns and returns None if any host fails.
 
     Args:
         store: the group's store; all ranks of the group call this function.

@@ -93,14 +93,14 @@ def parse_trial(text: str) -> TrialPlan:
 
 
 def set_every_model(setting: str, profiler: Any) -> None:
-    """Sets FSDP2's sharding in each model of this process that is made later."""
+    """Applies a setting permanently to the FSDP2 models of this process."""
     from commprof.tune.trials.live import sharded
 
     sharded.set_every_model(setting, profiler)
 
 
 def try_every_model(trial: str, profiler: Any) -> None:
-    """Starts a trial in the models of this process that are made later."""
+    """Prepares one trial for all models of this process together."""
     from commprof.tune.trials.live import controller
 
     controller.try_every_model(trial, profiler)

@@ -1,6 +1,8 @@
 """Gradient compressors for DDP: ``commprof.attach(ddp, hook=commprof.compressors.topk(0.01))``.
 
-Each function makes a compressor; ``docs/compressors.md`` says what they cost and when they pay.
+Each function makes a compressor. ``docs/compressors.md`` says what compressors cost, and when they
+pay off.
+
 Common arguments:
 
 - ``feedback``: error feedback: keep the part of a gradient that was not sent and add it to the next
@@ -115,7 +117,7 @@ def hierarchical(*, measure_every: int = 0) -> Compressor:
 
 
 def __getattr__(name: str) -> Callable[..., Compressor]:
-    """Returns a function for a scheme without one above; the function takes all options by name."""
+    """Makes a function for a scheme that has none above; it takes all options by name."""
     if name not in SCHEMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -239,7 +239,7 @@ class Compressor(HookEngine):
             self._attached("set_loss_scale").engine.scale_residuals(new / old)
 
     def step_skipped(self) -> None:
-        """Adds the last step's sent values to the residuals, because the step was not applied."""
+        """Adds back to the residuals what the last step sent, because that step was not applied."""
         self._attached("step_skipped").engine.step_skipped()
 
     def follow_scaler(self, scaler: Any) -> None:

@@ -132,7 +132,7 @@ class ExchangeWay:
 
 
 def compresses_natively(ddp: DistributedDataParallel) -> bool:
-    """True if the native module compresses; False if parameters are on a GPU, or it is missing."""
+    """True if the native module compresses; False if it is missing or parameters are on a GPU."""
     on_cpu = all(parameter.device.type == "cpu" for _, parameter in reduced(ddp))
     return on_cpu and _native.tune_error is None
 

@@ -1,7 +1,7 @@
 """Compression kernels on plain CPU tensors, for benchmarks that compare them with torch.
 
-``x`` and ``residual`` are contiguous fp32 tensors on the CPU, of any shape and read as n flat
-values; results are flat and new. If a ``residual`` is given, ``x + residual`` is encoded, and
+``x`` and ``residual`` are contiguous fp32 tensors on the CPU, of any shape; they are read as n flat
+values. Results are new flat tensors. If a ``residual`` is given, ``x + residual`` is encoded, and
 afterwards ``residual`` holds the values that the encoding lost. All functions release the GIL and
 raise ValueError for a tensor of another type, device or length; the message names the argument and
 says what is allowed. They need the native module; if it is missing, CommprofError says why.

@@ -41,7 +41,7 @@ class Engine(Protocol):
         """Multiplies the residuals by the factor by which the loss scale changed."""
 
     def step_skipped(self) -> None:
-        """Adds the values sent in the last step, which was not applied, back to the residuals."""
+        """Adds back to the residuals what the last step sent, because that step was not applied."""
 
     def stop(self, patience_s: float) -> None:
         """Ends the engine's thread, if it has one.

@@ -196,7 +196,7 @@ class TorchOps:
             # raises if an all-gather failed; other all-gathers may be incomplete then
             together.wait()
             for future in futures:
-                future.wait()  # `together` holds no tensors, so its wait makes no stream wait
+                future.wait()  # makes the stream wait; `together`, without tensors, does not
             buffer.zero_()
             # 0, or NaN if some rank's gradients are not finite: then the whole mean becomes NaN.
             poison = sum((x * 0).sum() for x in chain(*gathered) if x.is_floating_point())

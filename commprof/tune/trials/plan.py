@@ -28,7 +28,7 @@ class TrialBlock:
     candidate: int
     #: First step of the block; the block begins with warm-up steps.
     begin: int
-    #: First measured step of the block, and first step of the next block.
+    #: First measured step of the block; the next field is the first step after the block.
     measured: int
     end: int
 
@@ -69,7 +69,7 @@ class TrialSchedule:
         return draw.sample(range(self.candidates), self.candidates)
 
 
-#: Number of steps before a trial; in these DDP builds its buckets, and optimizers build their
+#: Number of steps before a trial. In these steps DDP builds its buckets, and optimizers build their
 #: state.
 SETTLE_STEPS = 3
 

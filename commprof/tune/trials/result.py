@@ -24,7 +24,7 @@ class BreakEven:
 class NoBreakEven:
     """Reason why a candidate has no break-even bandwidth."""
 
-    #: "does not apply" if such a candidate cannot have one; "not known" if it was not measured.
+    #: "does not apply" if candidates of this kind cannot have one; "not known" if not measured.
     answer: str
     #: The reason as a clause that follows "since".
     reason: str

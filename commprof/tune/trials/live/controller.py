@@ -114,7 +114,7 @@ class Trial:
             self._give_up((str(error).splitlines() or [type(error).__name__])[0])
 
     def _give_up(self, why: str) -> None:
-        """Ends the trial after an error, which is reported on every rank on which it occurred."""
+        """Ends the trial after an error; each rank on which the error occurred reports it."""
         self._done = True
         print(f"commprof: rank {self._rank}: the trial ends: {why}", file=sys.stderr)
         try:
@@ -123,8 +123,8 @@ class Trial:
                 self._finish()
         except Exception as error:
             print(
-                f"commprof: rank {self._rank}: not all settings of before the trial are restored: "
-                f"{error}",
+                f"commprof: rank {self._rank}: some settings from before the trial are not "
+                f"restored: {error}",
                 file=sys.stderr,
             )
 

@@ -134,7 +134,10 @@ class ShardedModel:
         if setting.own_scatter_group:
             meshes = [group.mesh_info for group in self._groups]
             if not all(hasattr(mesh, _SCATTER_GROUP) for mesh in meshes):
-                return f"torch {torch.__version__} has no separate group for reductions; 2.13 has"
+                return (
+                    f"torch {torch.__version__} has no separate group for reductions; torch 2.13 "
+                    "has one"
+                )
             if all(getattr(mesh, _SCATTER_GROUP) for mesh in meshes):
                 return f"the model has {SCATTER_GROUP}={OWN} already"
         return ""
@@ -183,7 +186,7 @@ class ShardedModel:
         setattr(owner, name, value)
 
     def _scatter_group(self, group: Any) -> Any:
-        """Returns a group of the ranks among which parameters are sharded; makes it once."""
+        """Returns a group of the ranks among which parameters are sharded, which is made once."""
         ranks = tuple(dist.get_process_group_ranks(group.mesh_info.shard_process_group))
         if ranks not in self._scatter_groups:
             self._scatter_groups[ranks] = dist.new_group(
@@ -258,7 +261,7 @@ def _owners_of_policy(group: Any) -> list[Any]:
 
 
 def _follow_policy(group: Any) -> None:
-    """Derives the types of gradients and sent values again, from the present ``mp_policy``."""
+    """Derives anew the types of gradients and of sent values from the present ``mp_policy``."""
     group._init_mp_dtypes()
     for parameter in group.fsdp_params:
         whole = getattr(parameter, "_unsharded_param", None)

@@ -105,7 +105,7 @@ def obstacle(ddp: DistributedDataParallel) -> str:
 @dataclasses.dataclass(frozen=True)
 class _Bucketing:
     reducer: Any
-    #: DDP's logger of the reducer, which keeps the reducer alive.
+    #: DDP's logger of the reducer; the logger keeps the reducer alive.
     logger: Any
     #: commprof's hook in the reducer.
     hook: Any
