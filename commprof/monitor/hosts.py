@@ -30,7 +30,7 @@ from commprof.units import ns_to_s
 #: For this long after the first look, ranks of other hosts are not followed: their hosts may still
 #: write a first summary.
 _GRACE_S: Final = 20.0
-#: Largest number of ranks of missing hosts whose traces are followed, which takes about 1 MB each.
+#: Largest number of ranks of missing hosts whose traces are followed, at about 1 MB per trace.
 _MOST_FOLLOWED: Final = 256
 
 

@@ -46,8 +46,8 @@ from commprof.trace.run.processes import identity
 _ALERT_S: Final = 0.5
 _MOST_COMPLAINTS: Final = 100
 _LAST_LOOKS: Final = 20
-#: Looks take at most this share of a core: if they would take more, they become rarer, down to one
-#: per ``_LONGEST_S``.
+#: Looks take at most this share of a core: if looks would take more, the time between them grows,
+#: up to ``_LONGEST_S``.
 _OF_A_CORE: Final = 0.02
 _LONGEST_S: Final = 30.0
 #: Niceness of the monitor: training comes first, but with the lowest priority the monitor would
@@ -115,7 +115,7 @@ class Monitor:
                 if self._ending.wait(min(_ALERT_S, left_s)):
                     break
                 if lived and not self._job_lives():
-                    break  # look at the remaining ranks at once
+                    break  # the remaining ranks are looked at without further delay
         for _ in range(_LAST_LOOKS):  # read the last records of the ranks
             self._poll()
             if self._logs.caught_up if self._logs is not None else self._observer.caught_up:

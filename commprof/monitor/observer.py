@@ -129,8 +129,8 @@ class Following:
 class Observer:
     """Reads one run directory; writes no files and sends no signals.
 
-    If several jobs record into the directory, the job that was written to last is followed until
-    none of its ranks runs, so that counters do not mix.
+    If several jobs record into the directory, the job whose traces were written last is followed
+    until none of its ranks runs, so that counters do not mix.
     """
 
     def __init__(
@@ -314,7 +314,7 @@ class Observer:
 def _rank_state(
     rank: int, tail: TraceTail, world: FollowedTraces, here: Here, waited_for_s: float
 ) -> RankState:
-    """Returns the state of one rank; ``waited_for_s``: its value of :func:`_waited_for_s`."""
+    """Returns the state of one rank; ``waited_for_s``: time that others waited for it, if known."""
     metadata = metadata_of(tail)
     process, lives = rank_process(here, metadata)
     summaries = world.summaries[rank]

@@ -16,7 +16,7 @@ Output: TypeAlias = "int | IO[bytes] | None"
 
 #: Environment variable with a process's local rank, which launchers set.
 _OWN: Final = "LOCAL_RANK"
-#: Time limit of the shell that starts a detached process and ends.
+#: Time limit for the shell, which ends as soon as it has started a detached process.
 _PATIENCE_S: Final = 5.0
 
 

@@ -151,7 +151,7 @@ def _operations(
 
 
 def _chosen(ranks: Sequence[RankState], parts: Sequence[SummaryPart]) -> list[int]:
-    """Rows of the ranks to list: all, or those with most own work and some of the others."""
+    """Rows of the ranks to list: all or, of many, those with most own work and some others."""
     if len(ranks) <= MOST_LISTED:
         return list(range(len(ranks)))
     busy = np.argsort([-sum(part.work_ns[0]) for part in parts], kind="stable")
@@ -160,7 +160,7 @@ def _chosen(ranks: Sequence[RankState], parts: Sequence[SummaryPart]) -> list[in
 
 
 def _longest(part: SummaryPart) -> list[int]:
-    """Returns the ranks for which the part's rank waited longest, with times: rank, ns, rank..."""
+    """Returns pairs of rank and time in ns, flat: the ranks for which this rank waited longest."""
     pairs = part.waited_ns[0]
     longest = np.argsort(-pairs[:, 1], kind="stable")[:MOST_WAITED_FOR]
     flat: list[int] = pairs[longest].ravel().tolist()
@@ -203,7 +203,7 @@ def rank_states(host: SeenHost, waited_for_s: Mapping[int, float]) -> Iterator[R
     """Yields the states of a host's listed ranks; if the host is missing, their status is unknown.
 
     Args:
-        host: the host; nothing is yielded without a summary.
+        host: the host; nothing is yielded if it has no summary.
         waited_for_s: time that the other ranks waited for each rank.
 
     Raises:

@@ -170,7 +170,7 @@ class RecentOperations:
         """
         self._expected_s = expected_s
         self._found: dict[tuple[int, str], _Operation] = {}
-        #: By operation, for each call: bytes on the bus, transfer time and the profile's time (ns).
+        #: By operation, for each call: bytes on the bus, transfer time, and predicted time (ns).
         self._transfers: dict[str, deque[tuple[float, float, float]]] = {}
 
     def add(self, new: NewSteps) -> None:
@@ -249,7 +249,7 @@ class RecentOperations:
 
 
 def _groups_on_one_host(world: MeasuredWorld) -> set[int]:
-    """Returns the indices of the process groups of which all ranks recorded, on one host."""
+    """Returns the indices of the process groups whose ranks all recorded, on a single host."""
     matching = world.matching
     host = dict(zip(world.ranks, host_of_each(world.traces), strict=True))
     hosts: dict[int, list[Host | None]] = {}

@@ -27,7 +27,7 @@ from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import Kind, Phase, Records
 
-#: Two flush intervals: all records this much older than a rank's newest record have arrived.
+#: Two flush intervals. A record that is this much older than its rank's newest record has arrived.
 SETTLED_NS = 400_000_000
 #: A rank without new records for this long has flushed all of its records.
 _IDLE_S = 1.0
@@ -90,8 +90,8 @@ class StepFollower:
         """Returns the steps that all ranks of ``tails`` newly completed; None if there are none."""
         pending = {rank: self._pending.setdefault(rank, _Pending()) for rank in sorted(tails)}
         new = self._completed(pending, tails)
-        # Records are dropped only now: one reading may bring more records than may be kept, but
-        # most of them are of complete steps.
+        # Records beyond the limit are dropped only now: a single reading may exceed the limit, but
+        # most of its records are of steps that have just been completed.
         for waiting in pending.values():
             self.left_out += waiting.shrink()
         return new
@@ -174,8 +174,8 @@ class _Pending:
     def lacks_mark(self) -> bool:
         """True if no step mark is kept.
 
-        A rank's first record marks where its capture began. It is lost if a reader attaches to a
-        long trace, or if too many records wait.
+        A rank's first record marks where its capture began. That record is lost if a reader
+        attaches to a long trace, or if too many records wait.
         """
         return not any((batch["kind"] == Kind.STEP).any() for batch in self._batches)
 
@@ -273,9 +273,10 @@ class _Pending:
 
 
 def _replace_lost_marks(pending: Mapping[int, _Pending], tails: Mapping[int, TraceTail]) -> None:
-    """If the first step mark of an unmarked loop is lost, puts one at a later backward pass.
+    """Replaces a lost first step mark, if the script itself marks no steps.
 
-    Each rank begins after the first pass whose records all ranks still have, so that steps match.
+    Each rank's new mark is at the end of the first backward pass whose records all ranks still
+    have, so that steps match.
     """
     if not any(waiting.lacks_mark for waiting in pending.values()):
         return

@@ -1,6 +1,6 @@
 """Totals and recent figures of a job in always-on mode, from the summaries that its ranks write.
 
-A summary holds totals since the mode began; recent figures are the difference to the summary of
+A summary holds totals since the mode began; recent figures are differences from the summary of
 about a minute before. If no step ended in that minute, the recent figures of steps are those of the
 last steps before it.
 """
@@ -66,7 +66,7 @@ class Summaries:
 
     @property
     def total(self) -> StepTimes | None:
-        """Sums over the steps since always-on mode began, except the first; None without steps."""
+        """Sums over all steps of always-on mode except the first one; None without steps."""
         if not self._kept or not self._kept[-1].steps.count:
             return None
         newest = self._kept[-1]
@@ -147,7 +147,7 @@ def difference(newer: Histogram, older: Histogram) -> Histogram:
 
 
 def _past(summary: Summary) -> Summary:
-    """Returns what recent figures need of a summary before the newest: sums, and durations.
+    """Returns what recent figures need of an older summary: sums, and the durations of calls.
 
     The newest minute has a dozen summaries per rank, whose histograms would fill the memory.
     """

@@ -75,8 +75,9 @@ INSPECTOR_METRICS: Final = (
     _metric(
         "counter",
         "wait_caused_seconds_total",
-        "Time for which other processes waited in collectives and messages because of this one, "
-        "summed over them; waiting is traced across communicators to where it began.",
+        "Time for which other processes waited in collectives and messages because of this "
+        "process, summed over the processes that waited; waiting is traced across communicators to "
+        "where it began.",
         _processes(lambda one: one.caused_s),
     ),
     _metric(
@@ -119,7 +120,7 @@ INSPECTOR_METRICS: Final = (
     _metric(
         "counter",
         "lost_records_total",
-        "Number of missing records: of calls that some ranks recorded, and other ranks did not.",
+        "Number of missing records: some ranks recorded the call, and other ranks did not.",
         _job(lambda state: state.lost_records),
     ),
     _metric(

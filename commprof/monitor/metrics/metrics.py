@@ -134,7 +134,8 @@ METRICS: Final = (
     ),
     _counter(
         "waited_for_seconds",
-        "Time for which the other ranks' training threads waited for this rank, summed over them.",
+        "Time for which the other ranks' training threads waited for this rank, summed over the "
+        "other ranks.",
         values.waited_for,
     ),
     _figure("recent_step_seconds", "Mean duration of the recent steps.", values.recent("step_s")),
@@ -161,8 +162,8 @@ METRICS: Final = (
     ),
     _figure(
         "late_rank_wait_seconds",
-        "Time spent waiting for the late rank: mean over the ranks that wait for it and the recent "
-        "steps (in always-on mode: all steps).",
+        "Time spent waiting for the late rank: mean over the recent steps (in always-on mode: all "
+        "steps) and over the ranks that wait.",
         values.late_wait,
     ),
     _counter("collectives", "Operations issued.", values.operations("calls")),

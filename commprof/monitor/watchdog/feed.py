@@ -17,8 +17,8 @@ from commprof.trace.ring import RingTail
 from commprof.trace.run.processes import PROC, Here, State, stat_of, text_of
 from commprof.trace.schema import Records
 
-#: State D is reported only after this many looks in a row find it, because page faults cause it
-#: briefly.
+#: Number of looks in a row that must find a process in state D before this state is reported: page
+#: faults cause it briefly.
 _LOOKS = 4
 _SENTENCES = {
     "stopped": "is stopped (SIGSTOP or a job control signal); kill -CONT {pid} resumes it",

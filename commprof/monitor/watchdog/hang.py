@@ -72,7 +72,8 @@ class Hang:
     #: Seconds since the waiting rank issued ``operation``. None if no operation is pending, or if
     #: only ranks of other hosts wait, whose times cannot be compared with this host's.
     pending_s: float | None
-    #: Ranks at which ``operation`` is pending; without accused ranks unless they wait in a circle.
+    #: Ranks at which ``operation`` is pending. Accused ranks are included only if they wait in a
+    #: circle.
     waiting: tuple[int, ...]
     #: Age in seconds of the longest step or operation under way.
     waited_s: float
@@ -96,7 +97,7 @@ class Hang:
             parts = self.mismatch.issued
         elif self.circle is not None:
             parts = self.circle.waiting
-        # One rank of each group that issued something else, or of each link of the circle.
+        # One rank for each of the differing collectives, or for each link of the circle.
         if parts:
             compared = ([rank for rank in ranks if rank in here][:1] for _, ranks in parts)
             return [rank for ranks in compared for rank in ranks]

@@ -1,7 +1,8 @@
 """Text of ``hang_N.txt``: the diagnosis, and the ranks' states.
 
 If there are few ranks, each has lines of its own. Otherwise ranks in the same state share one line,
-so that ranks that differ stand out, and the ranks at fault are listed by host.
+so that ranks that differ stand out. If the job has several hosts, the ranks at fault are also
+listed by host.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def _operation(operation: dict[str, Any], group: str) -> str:
 
 
 def _by_state(ranks: Sequence[_Rank], accused: set[int]) -> list[str]:
-    """Returns a line per state: first states of ranks at fault, then those of most ranks."""
+    """Returns a line per state: ranks at fault first, then the states that most ranks share."""
     alike: dict[Hashable, list[_Rank]] = {}
     for rank in ranks:
         alike.setdefault(_state(rank, accused), []).append(rank)

@@ -27,7 +27,8 @@ def watched(directory: Path, threshold: str | None, samples: bool = False) -> It
     """Runs a watchdog for the ranks that record into ``directory`` while the context is open.
 
     threshold: ``auto`` or seconds, as for ``--watchdog``; None to report no hangs.
-    samples: True to sample the ranks with py-spy. Without threshold and samples, no watchdog runs.
+    samples: True to sample the ranks with py-spy. If there is neither a threshold nor sampling, no
+    watchdog runs.
 
     If the watchdog cannot be started, a line on stderr gives the reason.
     """

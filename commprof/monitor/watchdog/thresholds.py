@@ -67,8 +67,8 @@ class Threshold:
     def learn(self, step_ns: int, rank: int = 0) -> None:
         """Adds the duration of a completed step of any rank.
 
-        Each step counts once, for any number of ranks: the typical step is that of the first
-        rank that completed one, and the longest step is that of all ranks.
+        A step that several ranks complete counts once: the median is over the steps of the first
+        rank that completed one. The longest step is the longest of any rank.
         """
         if self._rank is None:
             self._rank = rank
