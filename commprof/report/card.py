@@ -33,7 +33,7 @@ _ADVICE_LINES = 3
 #: Largest number of lines on a cause of the catalogue, and of its fix.
 _CAUSE_LINES, _FIX_LINES = 5, 8
 _INCIDENT_LINES = 6
-#: First part of those names in a fix that the user replaces by names of the script.
+#: Prefix of the names in a fix that the user must replace by names of the script.
 OWN = "YOUR_"
 
 

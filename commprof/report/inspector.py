@@ -155,14 +155,15 @@ def told_slower(slower: SlowerProcesses) -> str:
     """Returns a sentence on several processes for which the others wait."""
     return (
         f"{named_processes(slower)} make the others wait: {slower.share:.0%} of all waiting began "
-        f"with them, on average {_seconds(slower.wait_per_process_s)} for each other process. They "
-        f"wait only {_seconds(slower.waits_s)} themselves, and each spends at least "
+        f"with them. Every other process waits {_seconds(slower.wait_per_process_s)} because of "
+        "them, on average. "
+        f"They wait only {_seconds(slower.waits_s)} themselves, and each spends at least "
         f"{_seconds(slower.longer_s)} more outside of all operations than the median of the others."
     )
 
 
 def named_processes(slower: SlowerProcesses) -> str:
-    """Names processes by their hosts if they are all of these, else some of them."""
+    """Names the hosts if these are all processes of some hosts, else some of the processes."""
     count = len(slower.processes)
     if slower.hosts:
         shown = [*map(printable, slower.hosts[:_MOST_RANKS])]
@@ -180,8 +181,8 @@ def _most(result: InspectorResult) -> str:
     if not waited_s > 0:
         return ""
     return (
-        f": {most.caused_s / waited_s:.0%} of all waiting, the most, began with "
-        f"{_name(most.process)}, which chance may explain"
+        f": the largest part of the waiting, {most.caused_s / waited_s:.0%}, began with "
+        f"{_name(most.process)}, but chance may explain this"
     )
 
 
@@ -243,6 +244,8 @@ def _late(late: LateProcess, result: InspectorResult) -> str:
     ]
     more = f" and {len(names) - _MOST_RANKS} more" if len(names) > _MOST_RANKS else ""
     of_recorded = "of the recorded ranks " if result.is_lower_bound else ""
+    number = late.waiting_processes
+    who = f"{number} processes wait for it" if number != 1 else "1 process waits for it"
     longer = (
         f" Outside of all operations it spends {_seconds(late.own_s)} more than the median process."
         if late.own_s > 0
@@ -250,9 +253,9 @@ def _late(late: LateProcess, result: InspectorResult) -> str:
     )
     return (
         f"{_name(late.process)} makes the others wait: {late.share:.0%} of all waiting began with "
-        f"it, {_seconds(late.wait_per_process_s)} for each of the "
-        f"{late.waiting_processes} that wait for it, in {late.late_parts} of {late.parts} parts of "
-        f"the run. It comes last {of_recorded}and itself waits only {_seconds(late.waits_s)}."
+        f"it. {who}, {_seconds(late.wait_per_process_s)} on average. It is late in "
+        f"{late.late_parts} of {late.parts} parts of the run, comes last {of_recorded}and itself "
+        f"waits only {_seconds(late.waits_s)}."
         f"{longer} It is rank {', '.join(names[:_MOST_RANKS])}{more}."
     )
 

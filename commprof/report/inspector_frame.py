@@ -53,7 +53,8 @@ def _verdict(state: InspectorState) -> list[str]:
     of_recorded = " (of the recorded ranks)" if state.is_lower_bound else ""
     return [
         f"{late.process.label} makes the others wait{of_recorded}: {late.share:.0%} of the recent "
-        f"waiting began with it, in {late.late_parts} of {late.parts} parts."
+        "waiting began with it. "
+        f"It is late in {late.late_parts} of the {late.parts} parts of this time."
         for late in state.late
     ]
 

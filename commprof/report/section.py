@@ -57,6 +57,6 @@ def terminal(width: int) -> Medium:
     return Medium(is_page=False, width=width, most_rows=12)
 
 
-#: The function of a section file that makes its part of the report: it yields sections; none if the
-#: run has no content for them.
+#: Function by which the file of a section makes its part of the report. It yields one section or
+#: several, or none if the run has no content for the section.
 Maker = Callable[["FullReport", Medium], Iterator[Section]]

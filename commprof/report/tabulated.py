@@ -40,10 +40,10 @@ def tabulated(
         headers: headers of at most two lines; a header that begins with a line break continues
             the previous one.
         left: indices of the columns that are text.
-        width: most characters of a line. A wider table is split into several, one below the other.
-            Each begins with the first column and the text columns that fit into half of ``width``.
-            A line exceeds ``width`` only if another column does not fit next to these columns. None
-            leaves the table as wide as it is.
+        width: largest number of characters of a line. A wider table is split into several, one
+            below the other. Each begins with the first column and the text columns that fit into
+            half of ``width``. A line exceeds ``width`` only if another column does not fit next to
+            these columns. None leaves the table as wide as it is.
     """
     return "\n\n".join(
         _drawn(

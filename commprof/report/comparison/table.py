@@ -20,8 +20,8 @@ Medians over the measured steps in ms: step of the slowest rank, its parts as me
 collectives from issue to completion. B/A: ratio of the medians [95 % interval]. p: rank-sum test
 over the steps; p of parts and collectives is corrected for the number of parts and collectives.
 Interval and p count correlated steps as fewer independent steps; with too few, neither is shown.
-changed: p < 0.05 and the interval excludes 1. This means that the two runs differ, not why: other
-programs on the machine may be the cause."""
+changed: p < 0.05 and the interval excludes 1. This says that the two runs differ, but not why:
+other programs on the machine may be the cause."""
 
 _SETTINGS = ("setting", "A", "B")
 _MOST_COLLECTIVES = 8

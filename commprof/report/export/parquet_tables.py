@@ -98,7 +98,7 @@ _MAY_BE_UNKNOWN = ("group_size", "size_bytes")
 
 
 def is_folder(output: Path) -> bool:
-    """True if ``-o`` names a folder of tables; a name in .parquet is a file with one table."""
+    """True if ``-o`` names a folder of tables; a name ending in .parquet is a file of one table."""
     return output.suffix != ".parquet" and not is_a_device(output)
 
 
@@ -192,7 +192,7 @@ def write_tables(report: FullReport, folder: Path) -> dict[str, int]:
 
 
 def _replace_tables(folder: Path, partial: Path) -> None:
-    """Moves new tables from ``partial`` into a folder, and its older ones out: all, or none."""
+    """Replaces a folder's older tables by the new ones in ``partial``: all, or none on an error."""
     replaced = []
     try:
         for table in SCHEMAS:

@@ -127,7 +127,7 @@ def _steps(report: FullReport) -> Iterator[Row]:
 
 
 def _collectives(report: FullReport) -> Iterator[Row]:
-    """Yields a row per kind of collective; without steps, columns per step cover the recording."""
+    """Yields a row per kind of collective; a recording without steps counts as a single step."""
     for world in report.result.worlds:
         for row in world.communication.collectives:
             yield {"world_size": world.world_size, "has_steps": True, **_collective(row)}

@@ -30,7 +30,7 @@ from commprof.text import printable
 
 
 def rendered(template: str, **values: Any) -> str:
-    """Renders the template of this file name with these values."""
+    """Renders the template with the file name ``template``, with these values."""
     return _environment().get_template(template).render(values)
 
 

@@ -192,7 +192,8 @@ def _passed_on(through: Sequence[int]) -> str:
     if not through:
         return ""
     verb = "waits for it and is" if len(through) == 1 else "wait for it and are"
-    return f" Some wait for it through {named_ranks(through)}, which {verb} therefore late too."
+    passing = named_ranks(through)
+    return f" Some ranks wait for it through {passing}, which {verb} therefore late too."
 
 
 def _lies_in(origin: str) -> str:

@@ -64,7 +64,7 @@ _Causes = Mapping[str, float]
 def _costliest(
     world: WorldResult, by_rank: Mapping[int, _Causes], causes: Sequence[str]
 ) -> list[tuple[str, _Causes]]:
-    """Returns a row per costliest rank, by host, and one of all others, with their spread."""
+    """Returns a row for each of the costliest ranks, by host, and one row for all other ranks."""
     host = {rank.rank: rank.host for rank in world.ranks}
     several = len(set(host.values())) > 1
     in_order = sorted(by_rank, key=lambda rank: -sum(by_rank[rank].values()))
