@@ -157,7 +157,7 @@ def warmup_inside(document: Document) -> Iterator[AuditCheck]:
             continue
         text = f"the mean of the later epochs ({', '.join(cited(t) for t in times[1:])}), about"
         bound = Span(0.0, later.value, later.high * _WARMUP)
-        stated = Quote(f"first epoch {cited(times[0])}, inside {inside}", times[0].span)
+        stated = Quote(f"first epoch {cited(times[0])}, included in {inside}", times[0].span)
         yield AuditCheck(row.name, stated, Quote(text, bound, "s"))
 
 

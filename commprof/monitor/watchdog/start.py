@@ -53,7 +53,7 @@ def watched(directory: Path, threshold: str | None, samples: bool = False) -> It
 
 
 def start_detached(directory: Path, threshold: str) -> None:
-    """Starts a watchdog that is not a child of this process and ends after the last rank."""
+    """Starts a watchdog that is not a child of this process and that ends after the last rank."""
     _start(_command(directory, threshold), detached=True)
 
 

@@ -56,7 +56,7 @@ def test_a_warm_up_epoch_inside_a_total_or_a_mean_is_found(
 ) -> None:
     (found,) = findings_in(_EPOCHS.format(header, value))
     assert (found.rule, found.row) == ("warm-up", "1 rank")
-    assert found.stated.text == f"first epoch 16.1 s (line 3), inside {inside}"
+    assert found.stated.text == f"first epoch 16.1 s (line 3), included in {inside}"
     assert found.implied.span.value == pytest.approx(7.9)
 
 
