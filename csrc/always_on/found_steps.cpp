@@ -62,16 +62,16 @@ void FoundSteps::takeMark(const Record& mark) {
   }
   thread_ = mark.thread;
   marked_.take(mark);
-  if (unmarked_) { // capture paused and goes on now
+  if (unmarked_) { // capture was paused and goes on at this mark
     Record begin = mark;
     begin.op_id = backwards_;
     unmarked_->take(begin);
   }
 }
 
-// Takes a mark that ends a step. Forgets the earlier steps if their ends were
-// found by a weaker rule: the end of a backward pass is weaker than any mark,
-// and a mark found at an update is weaker than a declared one.
+// Takes a mark that ends a step. Forgets the earlier steps if they ended by a
+// weaker rule. The end of a backward pass is weaker than any mark. A mark found
+// at an optimizer's update is weaker than a mark that the script declares.
 void FoundSteps::takeEnd(const Record& mark) {
   if (!marks_end_steps_) {
     marks_end_steps_ = true;

@@ -1,10 +1,10 @@
 // Finds the steps of one rank, also in a loop that marks none: until a mark has
 // ended a step, each backward pass that communicated ends a step. Once the
-// script declares the end of a step, marks found at updates end no steps. The
-// rule is the same as in commprof/trace/found_steps.py, which knows the whole
-// trace. Here a loop counts as unmarked only after kSurelyUnmarked backward
-// passes that communicated, and a stronger rule discards the steps that a
-// weaker one has counted.
+// script declares the end of a step, marks found at an optimizer's updates end
+// no steps. The rule is the same as in commprof/trace/found_steps.py, which
+// knows the whole trace. Here a loop counts as unmarked only after
+// kSurelyUnmarked backward passes that communicated, and a stronger rule
+// discards the steps that a weaker one has counted.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ class FoundSteps {
   // `ledger` gets the waits of each step that counts.
   explicit FoundSteps(WaitLedger& ledger) : ledger_(ledger), marked_(&ledger) {}
 
-  // Like StepSummary::take(). An issue that is drained after its phase is
-  // missed, so that two steps become one.
+  // Like StepSummary::take(). An issue counts only if it is drained before the
+  // backward pass that contains it; otherwise two steps become one.
   void take(const Record& record);
   // Does not count the open step: some of its records were not made.
   void forgetOpenStep();

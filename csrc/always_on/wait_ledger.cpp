@@ -135,9 +135,9 @@ void WaitLedger::takeWait(const Record& record) {
 }
 
 // Returns 0 while the end is not known. The return of a wait does not show the
-// end of an operation on a device, because such a wait returns at once. On the
-// host, the return shows the end of a message. Once no other report of the end
-// is expected (`over`), it also shows the end of a collective: gloo's
+// end of an operation on a device, because such a wait returns immediately. On
+// the host, the return shows the end of a message. Once no other report of the
+// end is expected (`over`), it also shows the end of a collective: gloo's
 // reduce-scatter reports completion only to the waiting thread.
 uint64_t WaitLedger::endOf(const Entry& entry, bool over) noexcept {
   const bool by_wait =

@@ -65,8 +65,8 @@ class WaitLedger {
   // Returns the splits that became known since the last call. Call it after
   // each drain, and with UINT64_MAX the last time.
   const std::vector<Split>& resolve(uint64_t now_ns);
-  // Returns the graph task + 1 in which the operation was issued; 0 if it is
-  // not known.
+  // Returns 1 plus the id of the graph task in which the operation was issued;
+  // 0 if the task is not known.
   uint64_t taskOf(uint64_t op_id) const noexcept;
   // Finds the completions of a backward pass's collectives, relative to
   // `begin_ns`. False while one is missing.
@@ -141,8 +141,8 @@ class WaitLedger {
   uint64_t unknown_ = 0;
   // Part of unknown_: operations for whose group the board had no place.
   uint64_t without_place_ = 0;
-  uint64_t unlisted_ = 0; // part of unknown_: those that were kUnlisted
-  uint64_t partial_ = 0; // part of known_: those that were kPartial
+  uint64_t unlisted_ = 0; // part of unknown_: operations that were kUnlisted
+  uint64_t partial_ = 0; // part of known_: operations that were kPartial
   uint64_t unsplit_steps_ = 0;
   uint64_t unsplit_ns_ = 0; // exposed time of these steps
   // Bounds on the clock error, for collectives across hosts.

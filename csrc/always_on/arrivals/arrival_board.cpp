@@ -74,14 +74,14 @@ using Word = std::atomic<uint64_t>;
 static_assert(Word::is_always_lock_free && sizeof(Word) == 8);
 
 // The lower kTimeBits bits of a cell hold a time. The bits above hold the
-// round, which counts from 1 how often the slots have been used.
+// round: 1 for the first use of the slots, 2 for the second, and so on.
 constexpr uint32_t kTimeBits = 45;
 constexpr uint64_t kTimeMask = (uint64_t(1) << kTimeBits) - 1;
-constexpr uint64_t kNoRoom = 1; // no place begins there
+constexpr uint64_t kNoRoom = 1; // an offset at which nothing begins
 
-// Rounds are counted modulo this number. With kSlots slots, they wrap around
-// together with the sequence numbers of collectives; groups with fewer slots
-// have more rounds, which wrap around more often.
+// Rounds are counted modulo this number. In a group with kSlots slots, rounds
+// and sequence numbers wrap around at the same time. In a group with fewer
+// slots, rounds wrap around more often.
 constexpr uint64_t kRounds = (uint64_t(1) << 32) / ArrivalBoard::kSlots;
 static_assert(kRounds < uint64_t(1) << (64 - kTimeBits));
 
@@ -134,8 +134,8 @@ struct Checked {
   }
 };
 
-// Arrivals of single ranks of other hosts, found by a hash of group, sequence
-// number and rank.
+// Arrivals of single ranks of other hosts, in a hash table. Its key is group,
+// sequence number and rank.
 struct ListedTable {
   static constexpr size_t kWays = 4; // places of a set; the oldest is reused
   static constexpr size_t kSets = 1 << 13;
@@ -616,8 +616,9 @@ ArrivalBoard::State ArrivalBoard::Group::last(
   return last.absent == 0 ? State::kKnown : State::kPartial;
 }
 
-// When called, `found` is the last rank of this host. Replaces it by a rank of
-// another host if this rank needs that rank and it came later.
+// On entry, `found` is the rank of this host that came last. If a rank that
+// this rank needs came still later, on another host, `found` is replaced by
+// that rank.
 ArrivalBoard::State ArrivalBoard::Group::lastOfSome(
     uint32_t seq,
     const GroupLast& last,

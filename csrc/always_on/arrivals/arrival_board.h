@@ -22,9 +22,9 @@
 namespace commprof {
 
 // In an operation, a rank waits for all ranks of its group, or for fewer if the
-// operation has a root or is a message. The rules are those of
+// operation has a root or is a message. The rules are the same as in
 // commprof/analysis/align/matching.py, which states reasons and measurements; a
-// test compares them.
+// test compares the rules here and there.
 
 // One operation as its rank issued it.
 struct Meaning {
@@ -47,7 +47,8 @@ bool needs(
 // True if `rank` needs every other rank of the group.
 bool needsAll(const Meaning& meaning, uint32_t size, uint32_t rank) noexcept;
 
-// State of this host's carrier, and its links to those of other hosts.
+// State of this host's carrier, and of its links to the carriers of other
+// hosts.
 struct HostLinks {
   bool clock_known = false; // compared with rank 0's clock
   int64_t clock_offset_ns = 0; // rank 0's clock minus this host's

@@ -119,8 +119,8 @@ void LateRanks::exposed(uint64_t at_ns, uint32_t rank, uint64_t wait_ns) {
        waited_ns_.rbegin()->first.first != waited_ns_.begin()->first.first)) {
     doubleBlocks();
   }
-  // Only one block is left, and the ranks that were waited for are still too
-  // many.
+  // Only one block is left, and it has one cell too many: drop the shortest
+  // wait.
   if (waited_ns_.size() > kMaxCells) {
     waited_ns_.erase(
         std::min_element(

@@ -1,8 +1,8 @@
 // Counts which ranks came last to the collectives of this rank, and how long
 // this rank waited for each of them. The waits are kept in total, and per block
-// of time for a test against chance. Which part of an exposed stretch was
-// waiting for the last rank is computed as in commprof/analysis/step/waiting.py
-// and exposure.py.
+// of time for a test against chance. How much of an exposed stretch was a wait
+// for the last rank is computed as in commprof/analysis/step/waiting.py and
+// exposure.py.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Connects this host's board with those of the other hosts: a node of the tree
-// (arrival_tree.h), with a socket and a thread. Each host has one carrier, in
-// the process that made the board.
+// Connects this host's board with the boards of the other hosts: a node of the
+// tree (arrival_tree.h), with a socket and a thread. Each host has one carrier,
+// in the process that made the board.
 #pragma once
 
 #include <atomic>
@@ -22,10 +22,10 @@ namespace commprof {
 
 // Address of another host's carrier.
 struct ArrivalPeer {
-  uint32_t host = 0; // index of that host, below this host's
+  uint32_t host = 0; // index of the other host, lower than this host's
   std::string address; // numeric
   uint16_t port = 0;
-  uint64_t token = 0; // token that this carrier accepts
+  uint64_t token = 0; // token that the other host's carrier accepts
 };
 
 struct ArrivalCarrierOptions {
@@ -36,12 +36,12 @@ struct ArrivalCarrierOptions {
 
 // A thread that sleeps in poll() and takes the datagrams that come. If there
 // are hosts to send to, it sends new arrivals every kPeriodNs, and kHurryNs
-// after a datagram came. Datagrams that the network does not accept at once are
-// counted and dropped. Until this host's clock is compared, it passes on
+// after a datagram came. Datagrams that the network does not accept immediately
+// are counted and dropped. Until this host's clock is compared, it passes on
 // arrivals of other hosts only.
 //
-// The parent is the first of the peers that answers; without one, this host is
-// the root of those that send to it.
+// The parent is the first of the peers that answers. If no peer answers, this
+// host is the root of the hosts that send to it.
 class ArrivalCarrier {
  public:
   static constexpr uint64_t kPeriodNs = 100'000'000;
@@ -72,7 +72,7 @@ class ArrivalCarrier {
   uint16_t port() const noexcept {
     return socket_.port();
   }
-  // Any thread: adds a possible parent, the best first. Throws
+  // Any thread: adds a possible parent. Add the best one first. Throws
   // std::invalid_argument.
   void addPeer(const ArrivalPeer& peer);
   // Any thread: sends new arrivals now.
@@ -160,9 +160,10 @@ class HostCarrier {
   std::shared_ptr<ArrivalBoard> makeBoard(
       uint64_t token,
       uint32_t local_ranks = 8);
-  // Starts a carrier for the board, which runs until stop() or the end of the
-  // process, because ranks that finish later still need it. Returns its port.
-  // Throws like ArrivalCarrier, and std::logic_error without a board.
+  // Starts a carrier for the board and returns the carrier's port. The carrier
+  // runs until stop() or the end of the process, because ranks that finish
+  // later still need it. Throws like ArrivalCarrier, and std::logic_error
+  // without a board.
   uint16_t carry(const ArrivalCarrierOptions& options);
   // Throws like ArrivalCarrier::addPeer(); std::logic_error without a carrier.
   void addPeer(const ArrivalPeer& peer);

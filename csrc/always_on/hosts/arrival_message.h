@@ -38,7 +38,8 @@ struct ArrivalHeader {
   uint64_t token = 0; // token that the receiver accepts
   uint64_t own_token = 0; // token that the sender accepts
   uint32_t host = 0; // index of the sending host, from 1
-  // Hosts of the sender's subtree; if the message goes down, of the whole tree.
+  // Number of hosts in the sender's subtree or, if the message goes down, in
+  // the whole tree.
   uint32_t hosts = 0;
   bool goes_down = false; // the receiver is a child
 };

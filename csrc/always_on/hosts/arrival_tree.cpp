@@ -42,8 +42,8 @@ void ArrivalTree::drop(const Id& id) {
   }
 }
 
-// Returns the collective; adds it if it is not kept yet. Null if the kept one
-// has the same key, but a group of another size.
+// Returns the collective; adds it if it is not kept yet. Null if it is kept for
+// a group of another size.
 ArrivalTree::Collective* ArrivalTree::collective(
     const Id& id,
     uint32_t size,
@@ -127,7 +127,7 @@ void ArrivalTree::gather(const ClockLine& clock, uint64_t now_ns) {
   });
 }
 
-// Looks for arrivals at all kept collectives of a group again: a rank that
+// Looks again for arrivals at all kept collectives of a group: a rank that
 // joins late may still write its arrivals at collectives that the other ranks
 // reached long ago.
 void ArrivalTree::reopen(uint64_t key) {
@@ -331,9 +331,9 @@ KnownArrivals ArrivalTree::known(const Collective& one, const Part& part) {
 
 namespace {
 
-// Sorts collectives for packing. Those of smaller groups come last: if not
-// everything fits, the fewest ranks miss their last arrivals. Those of the same
-// group are consecutive, so that they form runs.
+// Sorts collectives for packing. Collectives of smaller groups come last: if
+// not everything fits, the fewest ranks miss their last arrivals. Collectives
+// of the same group are consecutive, so that they form runs.
 template <class Id, class SizeOf>
 void sortForRuns(std::vector<Id>& ids, SizeOf sizeOf) {
   std::sort(ids.begin(), ids.end(), [&](const Id& a, const Id& b) {

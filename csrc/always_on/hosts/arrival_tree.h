@@ -1,12 +1,12 @@
 // This host's part in the tree of hosts, in which the last arrivals of groups
-// are found. For each collective, a host sends the last arrival that it knows
-// up the tree: one value, for any number of ranks. This goes on until some host
-// has seen all ranks of the group. The last arrival of all ranks then goes down
-// to the hosts that sent something, and onto their boards.
+// are found. For each collective, a host sends one value up the tree, for any
+// number of ranks: the last arrival that it knows of. This goes on until some
+// host has seen all ranks of the group. The last arrival of all ranks then goes
+// down to the hosts that sent something, and onto their boards.
 //
-// If a rank stays unseen for kPartialNs, because its host is dead, slow or cut
-// off or does not record, the root sends the last known arrival and the number
-// of unseen ranks, if at most half of the group is unseen.
+// A rank stays unseen if its host is dead, slow or cut off, or does not record.
+// After kPartialNs, if at most half of the group is unseen, the root sends the
+// last known arrival and the number of unseen ranks.
 #pragma once
 
 #include <array>
@@ -39,12 +39,13 @@ class ArrivalTree {
   // for how long it is kept after its last arrival has become known.
   static constexpr uint64_t kKeepNs = 8'000'000'000;
   static constexpr uint64_t kKeepKnownNs = 1'500'000'000;
-  // Number of earlier collectives that the carrier reads of a group that is new
-  // to it.
+  // When a group is new to the carrier, the carrier also reads this many
+  // earlier collectives of the group.
   static constexpr uint32_t kRewind = 1024;
   // At most kMaxCollectives collectives are kept for all groups with more than
-  // kLargeRanks ranks, and as many for all smaller groups, so that neither kind
-  // takes the other's room. The oldest is dropped.
+  // kLargeRanks ranks, and the same number for all smaller groups, so that
+  // neither kind takes the other's room. Beyond that, the oldest collective of
+  // the kind is dropped.
   static constexpr uint32_t kLargeRanks = 64;
   static constexpr size_t kMaxCollectives = 1 << 14;
   static constexpr size_t kMaxListed = 1 << 16; // arrivals of single ranks
@@ -60,9 +61,9 @@ class ArrivalTree {
   void take(const ArrivalMessage& message, uint64_t now_ns);
   // Decides which last arrivals are known by now, and forgets old collectives.
   void advance(bool is_root, uint64_t now_ns);
-  // packUp() packs new arrivals for the parent, packDown() those for a child.
-  // Arrivals that do not fit come first in the next call. When all are packed,
-  // call endOfRound().
+  // packUp() packs new arrivals for the parent, and packDown() packs new
+  // arrivals for a child. Arrivals that do not fit come first in the next call.
+  // When all are packed, call endOfRound().
   void packUp(ArrivalPacker& out);
   void packDown(uint32_t child, ArrivalPacker& out);
   void endOfRound();
@@ -151,11 +152,11 @@ class ArrivalTree {
 
   ArrivalBoard& board_;
   std::unordered_map<Id, Collective, IdHash> all_;
-  // Collectives in order of begin_ns. by_age_ holds those of small groups and
-  // those of large groups; waiting_ holds those whose last arrival is not known
-  // yet.
+  // Collectives in order of begin_ns. by_age_[0] holds collectives of small
+  // groups, by_age_[1] of large groups. waiting_ holds collectives whose last
+  // arrival is not known yet.
   std::array<std::deque<Id>, 2> by_age_;
-  // Number of kept collectives: of small groups, of large groups.
+  // Number of kept collectives: [0] of small groups, [1] of large groups.
   std::array<size_t, 2> number_{};
   std::deque<Id> waiting_;
   // Collectives, with the time until which each is kept.

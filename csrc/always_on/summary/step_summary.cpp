@@ -178,8 +178,8 @@ void StepSummary::takeWait(const Record& record) {
   expose({record.timestamp_ns, record.value, waited_ns, record.op_id});
 }
 
-// Counts as waiting the thread's wall time in the finalisation, minus its CPU
-// time and minus waits that were already counted.
+// The waiting in a finalisation is the thread's wall time, minus its CPU time
+// and minus waits that were already counted.
 void StepSummary::takeFinalizeEnd(const Record& record) {
   const Record begin = finalize_;
   finalize_ = {};

@@ -238,8 +238,8 @@ void Summary::takeWait(const Record& record) {
   }
 }
 
-// True if the operation's waits are those of streams, which device events time;
-// the host's waits for it then do not count.
+// True if device events time how long streams waited for the operation. The
+// host's waits for the operation then do not count.
 bool Summary::timedByDevice(const Open& open) const {
   return open.issued && open.on_device && device_steps_.hasDeviceTimes();
 }
@@ -346,8 +346,8 @@ const std::string& Summary::json(const State& state, size_t limit) {
               return one.count > 0;
             }));
     // Moves half of the entries that would have to be moved if all had the same
-    // size. The rarest entries are smaller, so there are a few rounds, and
-    // seldom are too many entries moved.
+    // size. The rarest entries are smaller, so it takes a few rounds, but too
+    // many entries are seldom moved.
     const size_t excess = json_.size() - limit;
     size_t moves = 1 + excess * live / json_.size() / 2;
     bool moved = false;

@@ -95,7 +95,7 @@ class Summary {
     uint32_t operation = 0;
     bool issued = false;
     bool on_device = false;
-    bool wait_of_host = false; // the first wait was not that of a stream
+    bool wait_of_host = false; // the first wait was the host's, not a stream's
     bool failed = false;
     bool has_end = true; // its end can be observed
     bool counted = false; // its end was seen; its duration counts, if known
@@ -128,7 +128,7 @@ class Summary {
   DeviceSteps device_steps_;
   std::optional<FoundSteps> steps_;
   std::vector<Record> replacements_; // records that replace one record
-  std::vector<Operation> operations_; // [0] stands for the others of kOther
+  std::vector<Operation> operations_; // [0]: the entry with `others` of kOther
   // Index in operations_, by combination.
   std::unordered_map<uint64_t, uint32_t> index_;
   std::unordered_map<Op, uint32_t> others_; // indices in operations_
