@@ -19,8 +19,8 @@ inline uint64_t nowNs() noexcept {
 
 // A counter that rises steadily and is cheaper to read than a clock. Its rate
 // differs between machines: see leastTicks(). The vDSO's clocks read this
-// counter too, so that a program that may read these clocks may read the
-// counter.
+// counter too, so a program that is permitted to read those clocks is permitted
+// to read the counter.
 inline uint64_t ticks() noexcept {
 #if defined(__x86_64__)
   return __builtin_ia32_rdtsc();

@@ -1,6 +1,6 @@
 // Builds text from values, without streams: streams share the symbols of
 // locales with every other copy of the C++ library in the process, and crash in
-// a module that is linked with another version than torch's.
+// a module that is linked with another version of that library than torch.
 #pragma once
 
 #include <concepts>

@@ -103,8 +103,8 @@ constexpr uint64_t kSecondNs = 1'000'000'000;
 // An answer that takes longer counts as lost.
 constexpr uint64_t kAnswerNs = 100'000'000;
 // A burst asks this many questions in a row, while caches are warm, and then
-// pauses, so that some questions fall into gaps between gradients on the
-// network.
+// pauses before it asks as many again. So some questions fall into gaps between
+// gradients on the network.
 constexpr uint32_t kWithoutPause = 4;
 constexpr uint64_t kPauseNs = 4'000'000;
 
@@ -201,7 +201,7 @@ ClockSample ClockFollower::ask(uint64_t give_up_ns) noexcept {
   message.asked_ns = nowNs();
   const uint64_t asked_ns = message.asked_ns;
   const uint64_t until_ns = std::min(asked_ns + kAnswerNs, give_up_ns);
-  // The error may belong to an earlier question, so it is ignored.
+  // An error of send() may belong to an earlier question, so it is ignored.
   send(socket_.fd(), &message, sizeof(message), MSG_DONTWAIT);
   for (;;) {
     const uint64_t now_ns = nowNs();

@@ -61,11 +61,11 @@ struct ClockFollowerOptions {
   uint32_t pings = 64; // number of questions in a burst
 };
 
-// A thread that asks in bursts: at once, after a second, then at doubling
-// intervals up to the configured one, and when it is stopped. The exchange with
-// the shortest round trip of each burst becomes one clock record and goes into
-// `track`, which must outlive the follower. If rank 0 is unreachable, no record
-// is made, and the follower asks again every second.
+// A thread that asks in bursts: immediately, after a second, then at doubling
+// intervals up to the configured one, and when it is stopped. Of each burst,
+// the exchange with the shortest round trip becomes one clock record and goes
+// into `track`. `track` must outlive the follower. If rank 0 is unreachable, no
+// record is made, and the follower asks again every second.
 class ClockFollower {
  public:
   // Throws std::system_error or std::invalid_argument.

@@ -67,8 +67,8 @@ struct ClockLine {
   double rate_error = 0; // bound on the error of rate
 
   int64_t offsetAt(uint64_t own_ns) const noexcept;
-  // Returns the error bound of the offset at a time: that of the last
-  // comparison, growing with the distance from it.
+  // Returns a bound on the error of the offset at a time. The bound is smallest
+  // at the last comparison and grows with the distance from it.
   uint64_t errorAt(uint64_t own_ns) const noexcept;
 };
 

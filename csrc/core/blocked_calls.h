@@ -1,19 +1,20 @@
 // Time for which a thread was blocked inside a call that issues a collective.
 //
-// Issuing is supposed to return at once, but some calls wait for other ranks:
-// TORCH_DISTRIBUTED_DEBUG=DETAIL compares all calls between the ranks before
-// they are issued, first calls connect, and backends of other authors may run
-// the whole collective inside the call. Such a thread sleeps, so its wall time
-// exceeds its CPU time, and it gives up its core by itself. A thread that loses
-// its core to another thread does not give it up.
+// Issuing is supposed to return immediately, but some calls wait for other
+// ranks: TORCH_DISTRIBUTED_DEBUG=DETAIL compares all calls between the ranks
+// before they are issued, first calls connect, and backends of other authors
+// may run the whole collective inside the call. A thread that waits in such a
+// call sleeps, so its wall time exceeds its CPU time, and it gives up its core
+// by itself. A thread that loses its core to another thread does not give it
+// up.
 //
-// Reading the CPU time and how often the thread has given up its core takes two
-// system calls, about 2 us on a virtual machine. So they are read only where a
-// call may block: in a thread's first calls, after a long call, or if the
-// caller expects the call to block. A long call before which they were not read
-// is not counted, since the thread may have worked. Whether a call was short,
-// as nearly all are, is found with a counter of the core, which takes a third
-// of the time of reading a clock.
+// It takes two system calls (about 2 us on a virtual machine) to read the CPU
+// time and the number of times that the thread has given up its core. So both
+// are read only where a call may block: in a thread's first calls, after a long
+// call, or if the caller expects the call to block. If they were not read
+// before a long call, that call is not counted, since the thread may have
+// worked. Nearly all calls are short. This is detected with a counter of the
+// core; reading the counter takes a third of the time of reading a clock.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // The operation whose issuing call a thread is in. The backend's library may
-// make callbacks during the call, as NCCL does to its profiler plugin. They
-// belong to this operation.
+// make callbacks during the call, as NCCL does to its profiler plugin. Such
+// callbacks belong to this operation.
 #pragma once
 
 #include <cstdint>

@@ -45,7 +45,7 @@ Record onDevice(const Record& on_host, Kind kind) noexcept {
 // Reading the kernel's counts takes some 15 us while a model runs. At this
 // interval that is at most 0.08 % of the thread's time. While the thread lacks
 // a core for a relevant share of its time, or waits for pages from disk, the
-// counts are read at each phase, which takes 0.5 %.
+// counts are read at each phase; this takes 0.5 % of the thread's time.
 constexpr uint64_t kRunDelayIntervalNs = 20'000'000;
 constexpr uint64_t kShortIntervalNs = 3'000'000;
 constexpr uint64_t kMatters = 32; // a share of 1 in this many is relevant
@@ -239,7 +239,7 @@ void PhaseMarker::end(uint32_t samples) noexcept {
 }
 
 double recordCostNs(uint64_t count) {
-  static std::mutex mutex; // callers may not hold a GIL
+  static std::mutex mutex; // callers need not hold a GIL
   const std::lock_guard<std::mutex> lock(mutex);
   static Ring& ring = *new Ring("", 1 << 10, 1); // reused by every call
   const uint64_t begin = nowNs();

@@ -37,8 +37,9 @@ class PhaseMarker {
   const uint8_t phase_;
 };
 
-// Measures how long one push() with its reading of the clock takes at present:
-// the mean of `count` records, which are thrown away, in nanoseconds.
+// Measures how long one push() with its reading of the clock takes at present.
+// Returns the mean over `count` records, in nanoseconds; the records are thrown
+// away.
 double recordCostNs(uint64_t count);
 
 } // namespace commprof

@@ -49,7 +49,7 @@ enum class Kind : uint8_t {
 // Which ranks must have issued an operation before a rank can be done with it.
 // All: every rank of the group. Tree: in gloo, the rank's neighbours in a tree
 // of messages. Ring: every rank, except that a rank whose part of the ring is
-// empty may be done before. Root: only the root; the root itself needs every
+// empty may be done earlier. Root: only the root; the root itself needs every
 // rank. Peer: the other rank of a message. The measurements are in
 // commprof/analysis/align/matching.py.
 enum class Awaits : uint8_t { kAll, kTree, kRing, kRoot, kPeer };

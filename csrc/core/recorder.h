@@ -172,7 +172,7 @@ class Recorder {
   std::condition_variable wake_;
   bool open_ = false; // a trace is open
   bool stopping_ = false;
-  bool drain_requested_ = false; // a request must be drained at once
+  bool drain_requested_ = false; // a request must be drained immediately
   PauseWatch pauses_;
   bool pauses_changed_ = false; // pauses_ must be written
   std::vector<Record> pause_records_; // not yet drained
@@ -200,11 +200,12 @@ class Recorder {
   uint64_t next_file_check_ns_ = 0; // when to check next that the file exists
   uint64_t off_since_ns_ = 0; // when recording went off; 0: it is on
   bool off_written_ = false; // the trace states that recording is off
-  bool private_rings_written_ = false; // the trace says that rings lack files
+  // The trace says that some rings have no file.
+  bool private_rings_written_ = false;
   std::unique_ptr<TraceWriter> writer_;
   bool keep_records_ = true; // the mode is full
-  // Latest clock records while in always-on mode, which does not write them:
-  // full mode begins with them.
+  // Latest clock records. Always-on mode does not write them; when full mode
+  // begins, they are written first.
   std::deque<Record> clocks_;
   ArrivalExchange exchange_;
   std::unique_ptr<Summary> summary_; // null before always-on mode

@@ -19,12 +19,12 @@ class RingPool {
   // Largest number of threads recorded at a time; it bounds the memory.
   static constexpr size_t kMaxRings = 256;
 
-  // Begins a trace: empties every ring and gives it a file of its own,
-  // `prefix` + "<n>.ring"; no file if `prefix` is empty. A ring keeps the
-  // capacity that it was made with. Files use only a small part of the free
-  // space, because DataLoader workers need the same memory. The free space is
-  // read for each file. With less space new rings are smaller, and without
-  // space they have no files.
+  // Begins a trace: empties every ring and gives it a file of its own, `prefix`
+  // + "<n>.ring"; no file if `prefix` is empty. A ring keeps the capacity that
+  // it was made with. Files use only a small part of the free space, because
+  // DataLoader workers need the same memory. The free space is read for each
+  // file. If there is too little space, new rings are smaller; if there is
+  // none, they have no files.
   void open(const std::string& prefix, uint64_t capacity, uint64_t session);
   // Ends a trace: removes the files. The memory stays, because threads hold the
   // rings.

@@ -120,7 +120,7 @@ bool TraceWriter::writeBlock(
 }
 
 bool TraceWriter::writeSummary(const std::string& json) noexcept {
-  // A summary that fits into a small slot mostly continues to fit.
+  // If a summary fits into a small slot, later summaries mostly fit too.
   constexpr uint64_t kSmallBytes = 48 << 10;
   if (json.size() > kMaxSummaryBytes) {
     return false;

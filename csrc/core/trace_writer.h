@@ -37,8 +37,8 @@ class TraceWriter {
 
   // Reserves space on the disk for a note.
   bool reserveNote() noexcept;
-  // Overwrites the reserved space with JSON metadata, which works on a full
-  // disk. False if the space is missing or too small.
+  // Overwrites the reserved space with JSON metadata. This works even if the
+  // disk is full. False if the space is missing or too small.
   bool writeNote(std::string_view json) noexcept;
 
   // True if somebody removed the file.

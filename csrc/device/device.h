@@ -6,8 +6,8 @@
 
 namespace commprof {
 
-// A device and its timed events. Any threads may call it at once, but only one
-// at a time uses the same event. Calls may throw; none waits for the device.
+// A device and its timed events. Several threads may call it at the same time,
+// but not for the same event. Calls may throw; none waits for the device.
 class Device {
  public:
   struct Event {

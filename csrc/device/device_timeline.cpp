@@ -239,8 +239,8 @@ void DeviceTimeline::write(const Pending& done) {
   Record record = done.record;
   record.timestamp_ns = end_host_ns;
   if (done.begin != kNoMark) {
-    // The length must be most exact, so it is not computed from two converted
-    // times.
+    // The length must be as exact as possible, so it is not computed from two
+    // converted times.
     const double length_ns =
         device_->elapsedNs(*events_[done.begin], end) * clock_.rate();
     record.timestamp_ns =

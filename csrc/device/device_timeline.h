@@ -41,8 +41,8 @@ class DeviceTimeline {
     bool is_current = false; // the device is the calling thread's current one
   };
   // Puts a mark at the present end of the stream, for moment(), stretch() or
-  // forget(). Returns kNoMark, which these functions ignore, if there is no
-  // room, the device failed, or the stream is being captured into a graph.
+  // forget(). If there is no room, the device failed, or the stream is being
+  // captured into a graph, returns kNoMark; these functions ignore it.
   Mark mark(int64_t stream, Known known) noexcept;
   Mark mark(int64_t stream) noexcept {
     return mark(stream, Known());
@@ -85,10 +85,10 @@ class DeviceTimeline {
   // Drops pending records, because their trace is closed. Returns how many.
   size_t clear() noexcept;
 
-  // Returns the timeline on which steps and phases are marked: that of the
-  // device of the process's first collective with data. Before this collective,
-  // the device of a barrier counts; before a barrier, the result is null. A
-  // mark belongs to the timeline that made it.
+  // Returns the timeline on which steps and phases are marked. It belongs to
+  // the device of the process's first collective with data. Before this
+  // collective, the device of a barrier counts; before a barrier, the result is
+  // null. A mark belongs to the timeline that made it.
   static DeviceTimeline* main() noexcept {
     return main_.load(std::memory_order_acquire);
   }
@@ -129,7 +129,8 @@ class DeviceTimeline {
   ClockKeeper clock_;
   uint64_t largest_error_ns_ = 0; // error of times since the last anchor
 
-  // An event belongs to the holder of its mark, else to the free list.
+  // An event belongs to whoever holds the event's mark; if nobody does, to the
+  // free list.
   std::array<std::unique_ptr<Device::Event>, kMaxMarks> events_;
   std::array<int64_t, kMaxMarks> streams_{};
 

@@ -10,15 +10,17 @@
 
 namespace commprof {
 
-// poll() is called by one thread; all other functions before its first call.
+// Only one thread calls poll(). All other functions are called before the first
+// poll().
 class ModeSwitch {
  public:
   // Watches the file at `path` from now on; no file if empty.
   void watch(const std::string& path);
 
-  // Counts signals `number` from now on until the process ends: a signal after
-  // the trace is closed must not end the program. Returns false and changes
-  // nothing if the program handles or ignores the signal itself.
+  // From now on, counts the signals whose number is `number`, until the process
+  // ends: a signal that comes after the trace is closed must not end the
+  // program. Returns false and changes nothing if the program handles or
+  // ignores the signal itself.
   static bool countSignals(int number) noexcept;
 
   // Returns the mode that was requested since the last call, if any. A signal

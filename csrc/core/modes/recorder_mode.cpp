@@ -19,8 +19,8 @@ constexpr size_t kClocksKept = 64;
 // would fill the disk, so only longer breaks are written. A monitor waits
 // longer than this before it reports a hang.
 constexpr uint64_t kReportOffAfterNs = 500'000'000;
-// Longest wait for the other ranks' last arrivals when capture stops: they stop
-// at about the same time, or drain within their flush interval.
+// Longest wait for the other ranks' last arrivals when capture stops: those
+// ranks stop at about the same time, or drain within their flush interval.
 constexpr uint64_t kLastArrivalsNs = 300'000'000;
 constexpr auto kLastArrivalsPoll = std::chrono::milliseconds(2);
 
@@ -90,7 +90,8 @@ void Recorder::setEnabled(bool on) noexcept {
   refreshEnabled();
 }
 
-// If two threads call this at once, the thread that stores last checks again.
+// If two threads call this at the same time, the thread that stores last checks
+// again.
 void Recorder::refreshEnabled() noexcept {
   bool on = false;
   do {
@@ -159,7 +160,7 @@ void Recorder::setModeLocked(Mode mode) noexcept {
     }
   }
   keep_records_ = mode == Mode::kFull;
-  next_summary_ns_ = 0; // the summary names the mode, so a new one is due
+  next_summary_ns_ = 0; // a summary names the mode, so a new summary is due
   drainLocked();
 }
 

@@ -12,7 +12,7 @@ namespace commprof {
 // Collects the times of collections that took at least kLeastNs. Thread-safe.
 class GarbageSpans {
  public:
-  // A shorter collection is not noted: those of young objects take
+  // A shorter collection is not noted: a collection of young objects takes
   // microseconds.
   static constexpr uint64_t kLeastNs = 1'000'000;
   // Largest number of collections whose times are kept; later ones still count

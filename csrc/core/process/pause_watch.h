@@ -6,7 +6,7 @@
 // machine does not notify its processes, so a long pause is also inferred: a
 // thread that sleeps for a known time wakes up far too late, and no thread of
 // the process has used CPU time after the planned time. On a machine that is
-// merely busy other threads of the process run on.
+// merely busy, other threads of the process run on.
 #pragma once
 
 #include <algorithm>
@@ -74,9 +74,9 @@ class PauseWatch {
       supposed_ = Pause{begin_ns_ + planned_ns_ / 2, now_ns};
     }
   }
-  // Returns the pause inferred from a sleep that lasted far too long, once. Its
-  // begin and length are exact to half of planned_ns. Call it one sleep later,
-  // because a stop would have been observed by then.
+  // Returns the pause that was inferred from a sleep that lasted far too long,
+  // and forgets it. Its begin and length are exact to half of planned_ns. Call
+  // it one sleep later, because a stop would have been observed by then.
   std::optional<Pause> supposed() noexcept {
     if (supposed_) {
       count(*supposed_);

@@ -48,7 +48,8 @@ uint64_t lastStopNs() noexcept {
 
 void sleepOnAndOn() noexcept {
   const timespec length{kSleepS, 0};
-  // The remaining time includes the timer slack, which is set to its minimum.
+  // The remaining time includes the timer slack, so the slack is set to its
+  // minimum.
   (void)prctl(PR_SET_TIMERSLACK, 1UL);
   for (;;) {
     g_sleep.remaining.tv_nsec = -1;

@@ -3,7 +3,7 @@
 // uses no CPU time; a thread that polls would use some.
 //
 // A stop wakes every thread that sleeps in the kernel, so that the thread stops
-// too. Two threads sleep for this purpose only. One is in clock_nanosleep(),
+// too. Two threads sleep only to notice this. One is in clock_nanosleep(),
 // which at a stop stores its remaining time, and after the stop sleeps on: this
 // gives the begin. The other is in rt_sigtimedwait(), which fails with EINTR
 // after a stop (signal(7)): this gives the end. Both times are late by as long
