@@ -10,8 +10,8 @@ namespace commprof::inspector {
 
 namespace {
 
-// If more than this many messages follow a lost one and no sequence is found
-// that they repeat, the order counts as unknown.
+// If more than this many messages follow a lost one, and these messages repeat
+// no sequence, the order counts as unknown.
 constexpr size_t kMostAhead = 4096;
 // Messages do not complete in the order of their numbers. A missing number
 // counts as lost once the highest recorded number exceeds it by at least this
@@ -178,10 +178,10 @@ struct Taken {
 // Index of each member, by rank.
 using Places = std::unordered_map<int64_t, uint32_t>;
 
-// Drops messages that cannot be matched: those of or with a member whose order
-// is not known, and those with a rank that has no log. Also drops the oldest
-// messages of a queue in which more than kMostWaiting wait. Returns how many
-// records were dropped.
+// Drops messages that cannot be matched: those from or to a member whose order
+// is not known, and those from or to a rank that has no log. Also drops the
+// oldest messages of a queue in which more than kMostWaiting wait. Returns how
+// many records were dropped.
 uint64_t dropUnmatched(
     std::span<Communicator* const> members,
     const Places& places) {

@@ -2,8 +2,8 @@
 // grow, so that counted calls need not be kept. Processes write their logs in
 // pieces, and not all at the same time. A call is over once every process that
 // is followed has written this call, or a later call of the same communicator
-// and kind. Do not follow a process that writes no more: its ranks then count
-// as not recorded.
+// and kind. A process that has stopped writing must no longer be followed: its
+// ranks then count as not recorded.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace commprof::inspector {
 
-// Takes the calls of one kind that are over, as splitCollectives splits them.
-// `isFollowed[i]` is 0 if `members[i]` writes no more.
+// Takes the calls of one kind that are over, and splits them as
+// splitCollectives does. `isFollowed[i]` is 0 if `members[i]` writes no more.
 Waits takeCollectives(
     std::span<Communicator* const> members,
     std::span<const uint8_t> isFollowed,
@@ -26,12 +26,12 @@ Waits takeCollectives(
 
 // Takes the messages whose send and recv were both written. If a record is
 // lost, the repeated sequence tells the place of its message, as in
-// splitMessages, once a whole turn of the sequence and 32 messages follow.
-// Leaves out: messages of a member that has lost a message and repeats no
-// sequence; messages with a rank that is not among the members, even if that
-// rank is added later; and the oldest of too many messages that wait for the
-// other rank's records. `isAll`: takes all messages that were written, exactly
-// as splitMessages splits them.
+// splitMessages. This is possible once a whole turn of the sequence and 32
+// messages follow. Leaves out: messages of a member that has lost a message and
+// repeats no sequence; messages with a rank that is not among the members, even
+// if that rank is added later; and the oldest of too many messages that wait
+// for the other rank's records. `isAll`: takes all messages that were written,
+// and splits them exactly as splitMessages does.
 Waits takeMessages(
     std::span<Communicator* const> members,
     uint32_t blocks,

@@ -13,7 +13,7 @@ namespace {
 // A verbose line has three numbers for each of up to 64 channels: 16 KB.
 constexpr size_t kLongestLine = size_t(4) << 20;
 constexpr int64_t kMostRanks = 1 << 24;
-// NCCL has fewer than ten kinds.
+// NCCL has fewer than ten kinds of operations.
 constexpr uint8_t kMostKinds = 64;
 // Largest number of calls of a communicator whose order is kept.
 constexpr size_t kMostOrdered = size_t(1) << 16;
@@ -21,8 +21,8 @@ constexpr size_t kMostAlgorithms = 4096;
 // In microseconds: 11.6 days. A longer time is damage.
 constexpr double kLongestUs = 1e12;
 // The plugin measures nanoseconds and cuts them off to whole microseconds
-// (calculateKernelGpuExecTimeUsecs in its inspector.cc), which takes half a
-// microsecond on average.
+// (calculateKernelGpuExecTimeUsecs in its inspector.cc), so a written time is
+// half a microsecond too short on average.
 constexpr double kCutOffUs = 0.5;
 
 // Returns the best estimate of the time that was measured.
@@ -251,8 +251,8 @@ bool LogFile::takeOperation(const Operation& operation) {
     ++stream.algorithms[{uint64_t(operation.sizeBytes), std::move(name)}];
   }
   // Up to v3 the log names no source: each time is by the GPU's clock, or
-  // missing. A time of 0 means that the time is missing, or that the plugin
-  // rounded less than a microsecond down.
+  // missing. A time of 0 means that the time is missing, or that the plugin cut
+  // off a time below one microsecond.
   const bool isTimed = operation.timeUs > 0 && operation.timeUs < kLongestUs &&
       (operation.timingSource.empty() ||
        operation.timingSource == "kernel_gpu");

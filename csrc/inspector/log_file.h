@@ -19,7 +19,8 @@ namespace commprof::inspector {
 // One operation of one rank. The time is negative if no GPU clock measured it.
 struct Record {
   uint64_t sizeBytes;
-  // Sequence number: counted per communicator and kind, for messages per rank.
+  // Sequence number. It is counted per communicator and kind; for messages,
+  // sends and recvs are counted together.
   uint32_t number;
   float timeUs;
 };
@@ -31,8 +32,8 @@ struct Stream {
   uint8_t index = 0; // index of the kind, in order of first appearance
   // Sequence number of the last record, even after that record was taken.
   int64_t lastNumber = -1;
-  // Numbers of records by size, and by algorithm and protocol as "RING/LL", if
-  // the format has them.
+  // Number of records per size and per algorithm and protocol (such as
+  // "RING/LL"), if the format tells these.
   std::map<std::pair<uint64_t, std::string>, uint64_t> algorithms;
   uint64_t untimed = 0; // records without a time of the GPU's clock
   uint64_t graphCaptured = 0;
@@ -83,7 +84,8 @@ struct Communicator {
   int64_t lastDumpUs = -1;
   std::map<std::string, Stream, std::less<>> streams; // by kind
   uint8_t kinds = 0;
-  std::vector<uint8_t> order; // kinds of the first collectives, by index
+  // Index of the kind of each of the first collectives.
+  std::vector<uint8_t> order;
   FollowedMessages messages;
   // True if operations were already taken while the log is followed.
   bool isCounted = false;

@@ -2,8 +2,9 @@
 // operation of one rank, or the dump to which the next lines belong.
 //
 // Formats v4.0 to v4.2 repeat `header` and `metadata` in each line; from v4.3
-// on only a `dump_stats` line has them, and the operations follow it. Some
-// tools write the fields of `header` and `metadata` at the top level.
+// on, only a `dump_stats` line has them, and the operations follow in lines of
+// their own. Some tools write the fields of `header` and `metadata` at the top
+// level.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// The messages of one rank in their order, with those whose record is lost.
+// The messages of one rank in their order, including messages whose record is
+// lost.
 //
 // A rank numbers its sends and recvs together, and a training step exchanges
 // the same messages each time. So if the peers and directions of the recorded
@@ -26,15 +27,16 @@ struct MessageOrder {
 // is null: the largest possible number.
 uint32_t leastNumber(const Stream* stream);
 
-// The recorded messages, by their numbers. Either stream may be null.
+// The recorded messages, in the order of their numbers. Either stream may be
+// null.
 std::vector<Message> byNumber(const Stream* sends, const Stream* receives);
 
 // Returns all messages from number `first` to the last one in `recorded`, in
 // the order of their numbers, without a gap. Returns nothing if a number comes
-// twice. If records are lost, also returns nothing if the others do not repeat
-// a sequence with at least 3 records of each place, or if they begin long after
-// `first`. Messages in `before` are not part of the result, but also serve to
-// find the sequence.
+// twice. If records are lost, also returns nothing if the remaining records do
+// not repeat a sequence with at least 3 records of each place, or begin long
+// after `first`. Messages in `before` are not part of the result, but also
+// serve to find the sequence.
 MessageOrder messagesInOrder(
     std::span<const Message> recorded,
     uint32_t first,

@@ -26,9 +26,10 @@ struct Sequence {
   uint64_t before = 0; // calls before the first turn, such as of the set-up
 };
 
-// Finds the shortest sequence that ends the log of a member and repeats over at
-// least 3 turns and four fifths of its calls. The result has no calls if there
-// is no such sequence, or if the member lost calls.
+// Finds the shortest sequence that repeats at the end of a member's log, in at
+// least 3 turns that make up at least four fifths of the log's calls. The
+// result has no calls if there is no such sequence, or if the member lost
+// calls.
 Sequence sequenceOf(const Communicator& member);
 
 } // namespace commprof::inspector

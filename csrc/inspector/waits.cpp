@@ -22,8 +22,8 @@ constexpr double kClearlyUs = 5;
 constexpr size_t kEnoughCalls = 10;
 
 // A call is compared with the transfers of the calls that all ranks recorded.
-// If this part of these transfers is shorter than the call's shortest time, all
-// ranks that recorded the call waited.
+// If at least this share of those transfers is shorter than the shortest time
+// of the call, all ranks that recorded the call waited.
 constexpr double kNearlyAll = 0.99;
 
 struct UsualTransfer {
@@ -658,9 +658,9 @@ bool haveEqualSizes(const MessagePair& pair) {
       });
 }
 
-// Makes the lists of a pair equally long. False if they cannot be of the same
-// messages: if sizes differ, or if their lengths differ although no record is
-// lost.
+// Makes the lists of a pair equally long. False if the lists cannot be of the
+// same messages: if sizes of messages differ, or if the lists differ in length
+// although no record is lost.
 bool makeAlike(MessagePair& pair) {
   auto& [sent, received] = pair.records;
   if (sent.size() != received.size() &&

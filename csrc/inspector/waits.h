@@ -1,11 +1,12 @@
 // Waiting and transfer of the operations of one communicator, from the times
 // that NCCL Inspector measured on its ranks.
 //
-// A time is that of a rank's kernel: it begins when the rank arrives and ends
-// when the operation is complete. In an all-reduce, all-gather, reduce-scatter
-// or all-to-all all kernels end together, a few microseconds apart. So the rank
-// with the shortest time came last, its time is the transfer, and the other
-// ranks waited for it for the rest of their times. No clocks are compared.
+// A time is the duration of a rank's kernel. The kernel begins when the rank
+// arrives and ends when the operation is complete. In an all-reduce,
+// all-gather, reduce-scatter or all-to-all all kernels end together, a few
+// microseconds apart. So the rank with the shortest time came last, its time is
+// the transfer, and the other ranks waited for it for the rest of their times.
+// No clocks are compared.
 //
 // If some ranks of a call were not recorded, the shortest recorded time is at
 // least the transfer. If it is clearly longer than usual transfers of this
@@ -14,8 +15,9 @@
 // the last of all, and the waiting found is at most the true waiting.
 //
 // A send and its recv end together too; the longer of the two waited for the
-// other. Which rank is the root of a broadcast or reduce is not in the log, and
-// some ranks may leave such an operation early: its time is not split.
+// other. The log does not tell which rank is the root of a broadcast or reduce,
+// and some ranks may leave such an operation early. So the time of such an
+// operation is not split.
 #pragma once
 
 #include <cstdint>
@@ -68,9 +70,9 @@ struct Waits {
   // too many ranks.
   std::vector<double> waitersUs;
   std::vector<OfSize> sizes;
-  // [block, rank]: in messages without a match, time beyond what such messages
-  // usually take, which is waiting for an unknown rank; empty if all messages
-  // have a match.
+  // [block, rank]: in messages without a match, time beyond the usual time of
+  // such messages; it counts as waiting for an unknown rank; empty if all
+  // messages have a match.
   std::vector<double> unpairedUs;
 };
 

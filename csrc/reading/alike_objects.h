@@ -32,7 +32,7 @@ class AlikeObjects {
 
   // Returns the members of the object in `text`; objects share equal values.
   // None if the text is no object whose members are easily told apart; a None
-  // says nothing about whether it is valid. An exception of `parse` is passed
+  // does not tell whether the text is valid. An exception of `parse` is passed
   // on.
   Read read(std::string_view text);
 

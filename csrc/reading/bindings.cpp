@@ -2,7 +2,7 @@
 // logic here.
 //
 // GIL: released while a log is read and while operations are split. A log is
-// fed by one thread at a time; different logs may be fed at once.
+// fed by one thread at a time; different logs may be fed at the same time.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -32,7 +32,7 @@ namespace {
 using namespace inspector;
 using Members = std::vector<const Communicator*>;
 
-// The text of a damaged file may not be UTF-8.
+// The text of a damaged file is not always UTF-8.
 py::str textOf(const std::string& text) {
   PyObject* const decoded =
       PyUnicode_DecodeUTF8(text.data(), py::ssize_t(text.size()), "replace");

@@ -60,8 +60,8 @@ void write(const Rows& rows, Field<T> field, uint64_t base, uint8_t* out) {
   }
 }
 
-// Returns the difference from the previous value; nothing if it does not fit in
-// T.
+// Sets `by` to the difference from `before`, the previous value; false if the
+// difference does not fit in `by`.
 template <class T>
 bool difference(
     Field<T> field,

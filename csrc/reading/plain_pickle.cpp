@@ -151,8 +151,8 @@ class Machine {
     stack_.resize(below);
   }
 
-  // Returns the index of the last `count` values, which become parts of the
-  // value below them.
+  // Returns the index of the first of the last `count` values, which become
+  // parts of the value below them.
   size_t above(size_t count) const {
     if (stack_.size() < count) {
       inconsistent();

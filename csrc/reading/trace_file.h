@@ -15,7 +15,7 @@
 
 namespace commprof::reading {
 
-// Largest file that is read at once: it holds no more records than
+// Largest file that is read as a whole: it holds no more records than
 // commprof/trace/packed.py packs together.
 inline constexpr size_t kMostBytes = (size_t(1) << 14) * sizeof(Record);
 
@@ -63,7 +63,7 @@ struct TraceFile {
 };
 
 // Splits a whole file; nothing unless every block is complete and has a correct
-// checksum. The result refers to the bytes.
+// checksum. The result refers to the bytes of `file`.
 std::optional<TraceFile> splitTrace(std::span<const uint8_t> file);
 
 } // namespace commprof::reading

@@ -11,8 +11,9 @@ namespace commprof::recordings {
 
 namespace {
 
-// A number of at least kMostUs cannot be a time in us. If such a number is the
-// begin of an event, whole and below kMostNs, its unit is ns since 1970.
+// A number of at least kMostUs cannot be a time in us. If an event begins at
+// such a number, and the number is whole and below kMostNs, the number counts
+// as ns since 1970.
 constexpr double kMostUs = 2.3e15;
 constexpr int64_t kMostNs = 2'300'000'000'000'000'000;
 // Columns hold only numbers below this.

@@ -34,8 +34,9 @@ class Texts {
   std::unordered_map<std::string_view, int64_t> numbers_;
 };
 
-// One row for each complete event ("ph": "X") of the categories asked for that
-// has a name, a begin and a length. Times are on the trace's own clock.
+// One row for each complete event ("ph": "X") that is in one of the requested
+// categories and has a name, a begin and a length. Times are on the trace's own
+// clock.
 struct EventColumns {
   std::vector<int64_t> category; // index in the list of categories
   std::vector<int64_t> name; // index in names()

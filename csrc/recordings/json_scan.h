@@ -194,7 +194,7 @@ class JsonScan {
     return at_ != end_;
   }
 
-  // Tests eight characters at once. True only if none of them ends a string,
+  // Tests eight characters together. True only if none of them ends a string,
   // begins an escape or is a control character; may wrongly be false.
   static bool arePlain(const char* text) {
     constexpr uint64_t kOnes = 0x0101010101010101;

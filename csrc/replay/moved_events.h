@@ -27,9 +27,9 @@ struct Moments {
 };
 
 // Returns, per value, the index of the rank's last edge that is not above the
-// value, or of its first edge. `edges` and `values` hold one rank after the
-// other, in ascending order; `first` and `cuts` are the indices of each rank's
-// first edge and first value.
+// value; if all edges are above it, the index of the rank's first edge. `edges`
+// and `values` hold one rank after the other, in ascending order; `first` and
+// `cuts` are the indices of each rank's first edge and first value.
 std::vector<int64_t> lastUntil(
     std::span<const double> edges,
     std::span<const int64_t> first,

@@ -118,8 +118,9 @@ void Plan::findOpening(const Lists& opens) {
   }
 }
 
-// Conditions begin with the issues that are not replayed: their times are as
-// recorded. The other issues are missing.
+// Initial state of each condition. The issues that are not replayed already
+// have a time, the recorded one; `arrived_` is the latest of these times. The
+// replayed issues have none yet, and are counted in `missing_`.
 void Plan::prepare(const Calls& calls) {
   const auto& needed = calls.needed;
   for (size_t number = 0; number + 1 < needed.first.size(); number++) {
@@ -354,7 +355,8 @@ class Run {
   std::vector<double> arrived_;
   std::vector<int64_t> at_; // [rank]: its next event
   std::vector<double> stood_;
-  std::vector<int32_t> nextWaiting_; // [rank]: another that waits for the row
+  // [rank]: another rank that waits for the same row.
+  std::vector<int32_t> nextWaiting_;
   std::vector<double> marks_;
   std::vector<int32_t> chainedHead_; // [slot]: an index in `plan_.chained_`
   std::vector<int32_t> nextChained_;

@@ -57,11 +57,11 @@ struct Changed {
 // State of a replayed row. What one row needs is kept together, because the
 // rows of a collective lie far apart: each rank's rows are neighbours.
 struct State {
-  double time; // completion; before: start of a wait for an earlier row
+  double time; // completion; until then, start of a wait for an earlier row
   double transfer;
   int32_t before;
   int32_t queued; // a slot that begins once this one is complete
-  int32_t nextQueued; // another that begins once `before` is complete
+  int32_t nextQueued; // another slot that begins once `before` is complete
   int32_t waiting : 30; // a rank that waits for this row
   uint32_t done : 1;
   uint32_t free : 1;
@@ -71,7 +71,7 @@ static_assert(sizeof(State) == 32);
 // Programs and calls, prepared for several replays, one at a time.
 class Plan {
  public:
-  // `marks`: number of times that each rank marks.
+  // `marks`: number of marks of each rank.
   Plan(const Programs& programs, const Calls& calls, size_t marks);
 
   // Returns the times of all marks, rank by rank. Returns nothing if the ranks
