@@ -24,7 +24,7 @@ struct Communicator {
   static constexpr int kUnknown = -1; // value of rank or ranks with version 3
 
   // Null if the context is no Communicator: it may belong to the user's plugin,
-  // or to another process (PXN), so that it is no address in this process.
+  // or to another process (PXN) and then is no address in this process.
   static Communicator* of(void* context) noexcept;
 
   std::atomic<uint32_t> generation{0}; // increases with each use of this object
@@ -82,9 +82,10 @@ inline constexpr int kQuarantine = 256;
 
 // Returns a communicator for init(); null if there are too many.
 Communicator* openCommunicator(int ranks);
-// Names a communicator that has no name yet. In version 3, its first operation
-// does so. Returns false, and records nothing of it, if this process already
-// has a rank of the same communicator, because a trace holds one rank.
+// Names a communicator that has no name yet. In version 3, the name comes with
+// the communicator's first operation. If this process already has another rank
+// of the same communicator, returns false and records nothing of this rank,
+// because a trace holds one rank.
 bool nameCommunicator(
     Communicator& communicator,
     uint64_t id,

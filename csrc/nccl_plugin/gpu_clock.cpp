@@ -6,7 +6,8 @@
 
 namespace commprof::nccl {
 
-// No clock shows such a time: NCCL read it from memory that was not written.
+// False for a time that no clock can show: NCCL read it from memory that was
+// not written.
 static bool isTime(uint64_t ns) noexcept {
   return ns < (uint64_t(1) << 62);
 }

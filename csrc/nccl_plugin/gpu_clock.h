@@ -27,10 +27,11 @@ class GpuClock {
   // 2**kBucketBits ns are 9 s in all.
   static constexpr int kBuckets = 64;
   static constexpr int kBucketBits = 27;
-  // A difference this far below the line is not a shorter delay, and this far
-  // above it seldom a longer one. After kStrangeInARow such differences, the
-  // GPU's clock counts as set anew; if they are above the line, also kLateNs
-  // must have passed, because a thread of NCCL may have to wait for a core.
+  // A difference this far below the line does not come from a shorter delay. A
+  // difference this far above the line seldom comes from a longer delay. After
+  // kStrangeInARow such differences, the GPU's clock counts as set anew. If
+  // they are above the line, kLateNs must have passed too, because a thread of
+  // NCCL may have to wait for a core.
   static constexpr int64_t kStrangeNs = 5'000'000;
   static constexpr int kStrangeInARow = 64;
   static constexpr int64_t kLateNs = 1'000'000'000;

@@ -90,7 +90,7 @@ inline Turn nextTurn(std::atomic<uint64_t>& taken, uint32_t slots) noexcept {
 template <class Value>
 class ValueOfUse {
  public:
-  // `use`: that of the value's handle.
+  // `use`: the same as in the value's handle.
   void write(const Value& value, uint32_t use) noexcept {
     std::array<uint64_t, kWords> words{};
     std::memcpy(words.data(), &value, sizeof(value));

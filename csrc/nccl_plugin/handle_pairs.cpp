@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint32_t kUsersOnly = 1 << 14; // handles that look like tags
 
-// The handle of the user's plugin, beside that of this plugin.
+// The handle of the user's plugin, kept beside this plugin's handle.
 using UsersHandle = ValueOfUse<void*>;
 
 // For each tag: its number of slots, and of handles in each slot.

@@ -1,7 +1,8 @@
 // Joins this plugin's handle of an event and the handle of the user's plugin
 // (user_plugin.h) into one handle for NCCL. If this plugin has no handle, NCCL
-// gets that of the user's plugin. Otherwise NCCL gets this plugin's handle, and
-// the user's handle is kept beside it for as long as this plugin knows its own.
+// gets the handle of the user's plugin. Otherwise NCCL gets this plugin's
+// handle, and the user's handle is kept beside it for as long as this plugin
+// knows its own.
 //
 // No function but the first allocates, locks or calls into the system.
 #pragma once

@@ -1,8 +1,8 @@
 // The part of NCCL's profiler interface that the plugin uses, versions 3 to 7,
 // described in our own words. The source for versions up to 6 is NVIDIA/nccl up
 // to 2.30; for version 7 it is the debug information of the library in
-// nvidia-nccl-cu12 2.32.3. `make nccl-matrix` checks it through the loaders and
-// adapters inside NCCL.
+// nvidia-nccl-cu12 2.32.3. `make nccl-matrix` checks this description through
+// the loaders and adapters inside NCCL.
 //
 // NCCL looks up a table ncclProfiler_v<N> for the highest N that it knows:
 // version 3 came with NCCL 2.26, 4 with 2.27, 5 with 2.28, 6 with 2.29, 7 with
@@ -78,9 +78,9 @@ constexpr bool isTold(uint64_t type, int mask, int version) {
 
 // State of a kKernelCh event: its kernel has ended on this channel.
 inline constexpr int kKernelChStop = 22;
-// States of a kProxyStep event, in order: first those of a buffer to be sent,
-// then those of a buffer to be received. kSendPeerWait, new in version 4, is
-// reported at each try to send.
+// States of a kProxyStep event, in order: first the states of a buffer to be
+// sent, then the states of a buffer to be received. kSendPeerWait, new in
+// version 4, is reported at each try to send.
 inline constexpr int kSendGpuWait = 8; // the GPU has to fill the buffer
 // The peer has to be ready for the data.
 inline constexpr int kSendPeerWait = 20;
@@ -107,8 +107,8 @@ struct P2pApiFields {
   bool graph_captured;
 };
 
-// The fields of a collective by copy engines, with which those of each other
-// collective begin.
+// The fields of a collective by copy engines. The fields of any other
+// collective begin with the same ones.
 struct CeCollFields {
   uint64_t seq; // counted per communicator and function
   const char* func;
@@ -120,7 +120,7 @@ struct CeCollFields {
 };
 
 struct CollFields : CeCollFields {
-  uint8_t channels; // in version 3: the largest number that it may have
+  uint8_t channels; // in version 3: the largest possible number
   uint8_t warps;
   const char* algorithm;
   const char* protocol;
@@ -151,7 +151,7 @@ struct InGroup {
   void* group;
 };
 
-// In version 4.
+// Version 4 adds nothing to the fields.
 template <class Fields>
 struct Alone {
   Fields fields;

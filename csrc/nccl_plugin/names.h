@@ -20,7 +20,7 @@ struct FuncName {
 };
 
 // Operations that a kernel carries out. Since NCCL 2.28 there are also calls of
-// AlltoAll, Gather and Scatter, whose kernels are those of messages.
+// AlltoAll, Gather and Scatter; they run the kernels of messages.
 inline constexpr std::array<FuncName, 7> kFuncs = {{
     {"AllReduce", Op::kAllReduce},
     {"AllGather", Op::kAllGatherIntoTensor},

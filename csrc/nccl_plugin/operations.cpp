@@ -78,7 +78,8 @@ void complete(Operation& operation) noexcept {
   Recorder& recorder = Recorder::instance();
   Record op = operation.launched.op;
   op.timestamp_ns = onHost(operation, operation.begins.first_ns);
-  // No kernel begins before its call or replay: the GPU's clock was set back.
+  // A kernel cannot begin before its call or replay. If it seems to, the GPU's
+  // clock was set back.
   const auto after_ns = int64_t(op.timestamp_ns - operation.launched.issue_ns);
   if (after_ns < -GpuClock::kStrangeNs) {
     recordUntimed(operation.launched);
@@ -141,7 +142,8 @@ void recordUntimed(const Launched& launched) noexcept {
 Handle beginOperation(
     Communicator& communicator,
     const Launched& launched) noexcept {
-  constexpr int kTries = 8; // fewer consecutive slots are held at a time
+  // Fewer consecutive slots than this are held at a time.
+  constexpr int kTries = 8;
   for (int i = 0; i < kTries; ++i) {
     const Turn turn = nextTurn(g_begun, kOperations);
     Slot& slot = g_slots[turn.slot];

@@ -32,11 +32,11 @@ void sayRecorded() noexcept;
 void setFirstRank(bool first) noexcept;
 
 // Switches the plugin off for good, with one line on stderr. NCCL goes on. Once
-// it has read its mask again, it reports only events that the user's plugin
+// NCCL has read the mask again, it reports only events that the user's plugin
 // asks for.
 void switchOff(const std::string& reason) noexcept;
 
-// Tells which of NCCL's variables holds the mask of events; null for none.
+// Sets the variable of NCCL that holds the mask of events; null: none.
 void holdMask(int* mask) noexcept;
 // askFor() sets the events that this plugin asks for, askForUser() those that
 // the user's plugin asks for.

@@ -16,8 +16,8 @@
 
 namespace commprof::nccl {
 
-// `operation`: empty if the operation belongs to another process. It has only a
-// communicator if it is one of this process that is not known.
+// `operation`: empty if the operation belongs to another process. For an
+// operation of this process that is not known, only the communicator is set.
 Handle beginTransfer(
     const OperationId& operation,
     const ProxyOpFields& fields) noexcept;

@@ -1,9 +1,9 @@
 // The profiler plugin that the user has chosen for NCCL, $COMMPROF_NCCL_PLUGIN.
 // NCCL loads one plugin per process, so commprof's plugin passes on to the
-// user's plugin what NCCL would tell it if it were the only one. Whatever the
-// user's plugin returns, this plugin reports success to NCCL. NCCL gets one
-// handle for both plugins (handle_pairs.h). No function below init() allocates,
-// locks or makes system calls.
+// user's plugin what NCCL would report to that plugin if it were the only one.
+// Whatever the user's plugin returns, this plugin reports success to NCCL. NCCL
+// gets one handle for both plugins (handle_pairs.h). No function below init()
+// allocates, locks or makes system calls.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ namespace commprof::nccl {
 // The arguments that NCCL gives to a plugin for a new communicator.
 struct Opening {
   void** context;
-  uint64_t id; // with version 3, this and all fields below are 0
+  uint64_t id; // version 3 gives no other field than `context` and `mask`
   int* mask;
   const char* name;
   int nodes;
