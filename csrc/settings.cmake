@@ -13,7 +13,7 @@ endif()
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 
 # Several sources in one compilation: most of the time goes into headers, torch's
-# above all. So names in anonymous namespaces are told apart within a target.
+# above all. So names in anonymous namespaces must differ within a target.
 function(commprof_unity target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
 endfunction()

@@ -3,9 +3,9 @@
 // and torch/capture/ddp/mean_all_reduce.h.
 //
 // A module is not linked with the core, which has the only recorder of the
-// process: it gets this table of functions from the loaded core, as a capsule.
-// This works whatever the files of the module and of the core are called, and
-// however they were loaded.
+// process. The module gets this table of functions from the loaded core, as a
+// capsule. This works whatever the files of the module and of the core are
+// called, and however they were loaded.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/comm.hpp>
@@ -43,7 +43,8 @@ struct CoreFunctions {
   void (*works_for)(int graph_task) noexcept;
 };
 
-// A communication hook made by a satellite; BucketHook runs it inside.
+// A communication hook made by a satellite; BucketHook runs it as its inner
+// hook.
 class InnerHook : public c10d::CommHookInterface {};
 
 // The attribute of the core's Python module that holds the capsule, and the

@@ -1,4 +1,4 @@
-// Parts of the Python bindings with files of their own.
+// Parts of the Python bindings, which are defined in several files.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>

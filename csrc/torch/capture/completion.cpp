@@ -112,9 +112,9 @@ bool watchCompletion(
     return true;
   }
   // A future with devices is complete when the operation has been launched. A
-  // future without devices (gloo's) is complete when the operation is done.
-  // Only if it is complete at once, it does not tell when the operation is
-  // done.
+  // future without devices (gloo's) is complete when the operation is done. But
+  // if such a future is complete already here, it does not tell when the
+  // operation is done.
   if (future->devices().empty() && future->completed()) {
     return true;
   }

@@ -17,11 +17,11 @@ void recordEnd(uint64_t op_id, Op op, bool failed);
 void watch(c10::IValue& result, const Record& issue, const DeviceOp& on);
 
 // beginCoalescing() and endCoalescing() are c10d's start and end of coalescing.
-// The backend launches all operations that this thread issues on a device
-// between them together. endCoalescing() returns a Work that represents all of
-// these operations. If this Work has a future (a Work of NCCL has none), the
-// operations are complete when the future is. A wait for the Work counts as a
-// wait for the last operation. A null Work stays null.
+// Between the two calls, this thread issues operations on a device; the backend
+// launches all of them together. endCoalescing() returns a Work that represents
+// all of these operations. If this Work has a future (a Work of NCCL has none),
+// the operations are complete when the future is. A wait for the Work counts as
+// a wait for the last operation. A null Work stays null.
 void beginCoalescing();
 c10::intrusive_ptr<c10d::Work> endCoalescing(
     c10::intrusive_ptr<c10d::Work> work);

@@ -3,7 +3,7 @@
 // c10's Future has no virtual functions, so Python reports the wait
 // (commprof/capture/patches/waits.py). This file knows which futures belong to
 // a collective: those that Python got from a Work, until they are complete. DDP
-// gets the future of each bucket in C++, and its waits for them cannot be
+// gets the future of each bucket in C++; its waits for such a future cannot be
 // reported. A device's future is complete once the collective has been
 // launched, so that a wait for it does not block.
 //
@@ -81,15 +81,15 @@ void noteFuture(
     const c10::intrusive_ptr<c10::ivalue::Future>& future,
     AwaitedOp op);
 
-// `child` is a future made from `parents`. Makes waits for it count as waits
-// for the last parent that belongs to a collective. Does nothing if no parent
-// does.
+// `child` is a future made from `parents`. Makes waits for `child` count as
+// waits for the last parent that belongs to a collective. Does nothing if no
+// parent belongs to one.
 void followFutures(
     const c10::intrusive_ptr<c10::ivalue::Future>& child,
     const std::vector<c10::intrusive_ptr<c10::ivalue::Future>>& parents);
 
 // If the future belongs to a collective: blocks until it is complete, and
-// records the wait. Else returns at once. Never throws the future's error.
+// records the wait. Else returns immediately. Never throws the future's error.
 void waitForFuture(c10::ivalue::Future& future);
 
 } // namespace commprof

@@ -108,7 +108,7 @@ struct GroupTable {
   std::unordered_map<const void*, std::unique_ptr<GroupEntry>> entries;
   uint32_t count = 0; // number of all groups so far
   size_t sweep_at = 64; // number of entries at which the next sweep takes place
-  // Number of sweeps, which invalidate the entries that threads remember.
+  // Number of sweeps. Each sweep invalidates the entries that threads remember.
   std::atomic<uint64_t> sweeps{0};
 
   GroupEntry& entry(c10d::ProcessGroup& group) {

@@ -32,8 +32,8 @@ std::atomic<int64_t> g_left{-1};
 using Frames = std::vector<std::pair<PyCodeObject*, int>>;
 
 // This table has its own lock, because there may be no GIL. Do not call Python
-// functions while holding it: threads that wait for it would delay a garbage
-// collection.
+// functions while holding this lock: threads that wait for the lock would delay
+// a garbage collection.
 struct Interned {
   std::mutex mutex;
   std::map<Frames, uint32_t> numbers;

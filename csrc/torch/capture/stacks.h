@@ -8,9 +8,9 @@ namespace commprof {
 // True if stacks are recorded; costs one relaxed load.
 bool stacksEnabled() noexcept;
 
-// Switches the recording of stacks; `most` limits for how many operations from
-// now on; 0 means all. Threads that issue at the same time may record a few
-// more.
+// Switches the recording of stacks; `most` is the number of operations, from
+// now on, whose stacks are recorded; 0 means all. Threads that issue at the
+// same time may record a few more.
 void setStacks(bool on, uint32_t most) noexcept;
 
 // Records the stack of the calling thread for the issued operation; does

@@ -12,8 +12,8 @@ namespace {
 
 #if defined(__GXX_ABI_VERSION)
 // Returns the function that a virtual call of `member` reaches, by the Itanium
-// C++ ABI: a pointer to a virtual member is its offset in the virtual table, +
-// 1 (on ARM the 1 is stored in the adjustment).
+// C++ ABI: a pointer to a virtual member holds the member's offset in the
+// virtual table, plus 1 (on ARM the 1 is stored in the adjustment).
 template <class Class, class Member>
 const void* reached(const Class& object, Member member) {
   struct {

@@ -329,8 +329,8 @@ DeviceOp DeviceIssue::launched() noexcept {
 void DeviceIssue::learn(uint64_t queue, std::optional<int64_t> found) noexcept {
   try {
     // An asynchronous operation that ran on the issuing stream does not tell
-    // the stream of its queue: issued from another stream, it may run
-    // elsewhere.
+    // which stream its queue uses: the next operation, issued from another
+    // stream, may run elsewhere.
     if (found == caller_) {
       found = in_callers_ ? std::optional(kCallersStream) : std::nullopt;
     }

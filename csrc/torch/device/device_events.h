@@ -27,9 +27,9 @@ c10::Device currentDevice(c10::DeviceType type) noexcept;
 
 // Device and stream of an operation.
 struct DeviceOp {
-  // Null on a CPU, if the device's backend has no timed events or cannot make
-  // streams, for a second type of device, and while the current stream is
-  // captured into a graph, in which marks are not allowed.
+  // Null on a CPU; if the device's backend has no timed events or cannot make
+  // streams; for a second type of device; and while the current stream is
+  // captured into a graph, because marks are not allowed in a graph.
   DeviceTimeline* timeline = nullptr;
   // The operation ran in the caller's own stream: it counts as a wait of this
   // stream, and no later call waits for it.

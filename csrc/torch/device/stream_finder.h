@@ -10,9 +10,9 @@
 
 namespace commprof {
 
-// Makes the calling thread appear profiled while it lives. torch's backends for
-// NCCL and XCCL, and backends modelled on them, then report the operation to
-// the profiler while the stream that runs it is current.
+// While this object lives, the calling thread appears to be profiled. torch's
+// backends for NCCL and XCCL, and backends modelled on them, then report the
+// operation to the profiler while the stream that runs it is current.
 class StreamFinder {
  public:
   explicit StreamFinder(c10::Device device) noexcept {

@@ -154,7 +154,8 @@ int bracketFinalize() {
   engine.queue_callback([graph_task] {
     recordFinalize(Kind::kFinalizeBegin, graph_task);
     markFinalize(Kind::kFinalizeBegin, graph_task);
-    // Must be last: it may move the list of callbacks that contains this one.
+    // This call must be last: it may move the list of callbacks, and the
+    // running callback is in the list.
     torch::autograd::Engine::get_default_engine().queue_callback([graph_task] {
       markFinalize(Kind::kFinalizeEnd, graph_task);
       noteReturns(graph_task, recordFinalize(Kind::kFinalizeEnd, graph_task));

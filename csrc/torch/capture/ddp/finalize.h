@@ -18,10 +18,9 @@ int bracketFinalize();
 
 // Begins and ends a finalisation that the script makes itself, outside of the
 // engine's callbacks (DDP.finalize_backward(), from torch 2.15 on), on the
-// calling thread. It counts as the finalisation of this thread's latest
-// backward pass that issued collectives; if this thread has none (on devices,
-// autograd has threads of its own), it counts as that of the process's latest
-// such pass.
+// calling thread. It counts for the latest backward pass of this thread that
+// issued collectives. If this thread has no such pass (on devices, autograd has
+// threads of its own), it counts for the latest such pass of the process.
 void beginManualFinalize();
 void endManualFinalize();
 

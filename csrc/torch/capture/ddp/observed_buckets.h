@@ -17,7 +17,7 @@
 
 namespace commprof {
 
-// Returns a hash (FNV-1a) of the shapes of a bucket's parameters, which
+// Returns a hash (FNV-1a) of the shapes of a bucket's parameters. The hash
 // distinguishes buckets with the same index: DDP regroups its buckets after the
 // first step.
 uint64_t signatureOf(const c10d::GradBucket& bucket);
