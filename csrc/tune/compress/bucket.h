@@ -30,8 +30,8 @@ struct Bucket {
   uint32_t index = 0; // index within the step
 };
 
-// FNV-1a hash of parameters, offsets and shapes. If it differs between ranks,
-// they do not exchange the same bucket.
+// FNV-1a hash of parameters, offsets and shapes. If the hash differs between
+// ranks, the ranks do not exchange the same bucket.
 uint64_t signatureOf(std::span<const Slot> slots);
 
 // Throws std::invalid_argument if slots overlap or exceed the bucket, if a

@@ -54,10 +54,10 @@ class Compressor {
 
   // Exchanges the bucket; blocks. If any rank's gradients are not finite, or
   // exceed 2^80, the bucket becomes NaN on all ranks and all state stays
-  // unchanged. "none" and plain means without error feedback (start_step, small
-  // buckets) instead return the sum of such values, as DDP does. After an
-  // exception the bucket is undefined and the compressor must not be used
-  // again.
+  // unchanged. The scheme "none" instead returns the sum of such values, as DDP
+  // does; so does an uncompressed average without error feedback (before
+  // start_step, small buckets). After an exception the bucket is undefined and
+  // the compressor must not be used again.
   virtual void run(
       const Bucket& bucket,
       Transport& transport,
@@ -83,9 +83,10 @@ class Compressor {
 
   // Multiplies the residuals by the factor by which the loss scale changed.
   virtual void scaleResiduals(float factor) = 0;
-  // Returns the values sent in this step to the residuals, because GradScaler
-  // skipped the step. Must be called before the next step's first run(), before
-  // or after scaleResiduals(). Does nothing without error feedback.
+  // Adds the values that were sent in this step to the residuals again, because
+  // GradScaler skipped the step. Must be called before the next step's first
+  // run(), before or after scaleResiduals(). Does nothing without error
+  // feedback.
   virtual void stepSkipped() = 0;
 };
 

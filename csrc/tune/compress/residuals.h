@@ -29,10 +29,10 @@
 namespace commprof::compress {
 
 // The encoded data that this rank sent in the current step. If GradScaler skips
-// the step, the data returns to the residuals. Memory, only with error
-// feedback: the payload's size again, 1 % of the gradients' for topk with its
-// default ratio; with two phases, 4 more bytes per value of this rank's chunk
-// (int4: 1/8 + 1/W of the gradients).
+// the step, the data returns to the residuals. It takes memory only with error
+// feedback: the size of the payload, for topk with its default ratio 1 % of the
+// gradients' size. With two phases, it takes 4 more bytes per value of this
+// rank's chunk; so for int4, it takes 1/8 + 1/W of the gradients' size.
 
 struct Sent {
   uint64_t signature = 0;
@@ -44,8 +44,8 @@ struct Sent {
   float factor = 1; // product of all later scaleResiduals() factors
   bool lossless = false; // payload is the bucket in fp32
   bool chosen = false; // payload holds topk's chosen values only
-  std::vector<std::byte> payload; // otherwise in the scheme's own format
-  // Error of the second of two phases' roundings, which was added to the
+  std::vector<std::byte> payload; // if neither: in the scheme's own format
+  // With two phases: error of the second rounding, which was added to the
   // residual.
   std::vector<float> lost;
   size_t lost_offset = 0;

@@ -54,8 +54,8 @@ namespace commprof::compress {
     Ring,                                                               \
     "two thin factors of each matrix (PowerSGD)")
 
-// The same columns: schemes that differ from another one, whose code they have,
-// only in the caller's transport.
+// Same columns as above. Each of these schemes has the code number and the
+// implementation of another scheme; only the caller's transport differs.
 #define COMMPROF_TRANSPORT_SCHEMES(X) \
   X(None,                             \
     0,                                \

@@ -40,8 +40,9 @@ const Table& pickLevel(
 } // namespace commprof::kernels
 
 // Dispatch of public kernels to their code for the level in use. A kernel
-// family has one struct of function pointers; each compilation of its
-// *.simd.cpp file defines one object of it in its level's namespace:
+// family has one struct of function pointers. The family's *.simd.cpp file is
+// compiled once per level; each compilation defines one object of the struct,
+// in the namespace of the level:
 //
 //   block_tables.h: struct CastTable { void (*encodeHalf)(...); ... };
 //                   COMMPROF_TABLE(CastTable, castTable);

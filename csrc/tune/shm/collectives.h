@@ -1,8 +1,8 @@
-// Blocking collectives between the ranks of one host. Every rank of the team
-// calls the same one in the same order, from one thread at a time. Results are
-// equal to the bit on all ranks and in every run, because sums are taken in
-// rank order. They throw TeamError if a rank dies, stops or calls another
-// operation.
+// Blocking collectives between the ranks of one host. All ranks of the team
+// call the same collectives in the same order, each rank from one thread at a
+// time. Results are equal to the bit on all ranks and in every run, because
+// sums are taken in rank order. All functions throw TeamError if a rank dies,
+// stops or calls another operation.
 #pragma once
 
 #include <cstddef>

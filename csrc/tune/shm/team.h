@@ -82,8 +82,9 @@ class Team {
     bool operator==(const Intent&) const = default;
     std::string text() const; // "all_reduce fp32 sum of 12 bytes"
   };
-  // Barrier that throws TeamError on all ranks, naming two of them and the
-  // difference, if their intents differ. The team stays usable afterwards.
+  // Barrier that also compares intents. If two ranks' intents differ, it throws
+  // TeamError on all ranks; the error names two such ranks and the difference.
+  // The team stays usable afterwards.
   void arriveAndCheck(const Intent& intent);
 
   // Breaks the team permanently: the other ranks' current or next barrier

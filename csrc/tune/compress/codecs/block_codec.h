@@ -1,5 +1,6 @@
-// Codecs of the block scheme: fixed-length encodings in blocks that can be
-// summed, into an encoding or into plain values.
+// Codecs of the block scheme. They encode values in blocks; the length of an
+// encoding depends only on the number of values. Encodings can be summed, into
+// another encoding or into plain values.
 #pragma once
 
 #include <cstddef>

@@ -26,7 +26,7 @@
 namespace commprof::compress {
 
 // Splits the bucket into one range of values per owner. Ranges consist of whole
-// slots and are as equal as these allow.
+// slots and are as equal as the slots allow.
 std::vector<shm::Slice> wholeSlots(std::span<const Slot> slots, int owners);
 
 // Not thread-safe.

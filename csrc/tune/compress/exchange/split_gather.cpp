@@ -188,7 +188,8 @@ void SplitGather::run(Job& job, const uint8_t* encoded) {
   share(job);
 }
 
-// Assigns whole parts to owners with about equally many chosen values.
+// Assigns whole parts to owners, so that each owner gets about the same number
+// of chosen values.
 void SplitGather::divide(size_t n) {
   const size_t world = choices_.size(), parts = sparseParts(n);
   uint64_t total = 0;
@@ -351,7 +352,7 @@ void SplitGather::share(Job& job) {
   channel.sendToAll({results_.data(), length}, receive).wait();
   StageTimer timer(channel.report(), Stage::kDecode);
   const float factor = powerOfTwo(-smallestExponent(job.headers));
-  if (job.residual == nullptr) { // otherwise choosing has zeroed it
+  if (job.residual == nullptr) { // else the choice has zeroed the gradient
     std::fill_n(job.bucket.gradient, job.bucket.numel, 0.0f);
   }
   for (size_t r = 0; r < world; ++r) {

@@ -21,7 +21,8 @@
 namespace commprof::compress {
 
 // All-gather of payloads of equal size. Every rank sums all payloads in rank
-// order, including its own in encoded form: the same bits on all ranks.
+// order, including its own in encoded form, so the sum has the same bits on all
+// ranks.
 
 class Gather {
  public:
@@ -45,11 +46,11 @@ class Gather {
     const Channel& channel,
     const char* reason);
 
-// Summary of a rank's chosen values, sent before the values: the number of them
-// in each part of the bucket, and those that belong to a small sample of
-// places, which is the same on all ranks. The numbers determine how much each
-// rank sends to each owner; the sample estimates how many places the ranks have
-// in common.
+// Summary of a rank's chosen values, which is sent before the values. It holds
+// the number of chosen values in each part of the bucket, and the chosen places
+// that belong to a small sample of places. The sample is the same on all ranks.
+// The numbers determine how much each rank sends to each owner; the sample
+// estimates how many places the ranks have in common.
 
 // Pointer types that the kernels take.
 inline uint8_t* octets(std::byte* bytes) {

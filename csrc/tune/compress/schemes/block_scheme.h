@@ -1,9 +1,9 @@
 // Scheme that sends every value in fewer bits: in two phases, or in one for two
 // ranks, where one phase sends no more bytes (block_exchange.h).
 //
-// With a residual, which non-finite values must not change, a pass over the
-// bucket looks for them first. Without one, the note of each piece (pieces.h)
-// reports them.
+// Non-finite values must not change a residual. So if there is a residual, a
+// pass over the bucket looks for such values first. Without a residual, the
+// note of each piece (pieces.h) reports them.
 #pragma once
 
 #include <memory>

@@ -184,8 +184,8 @@ std::vector<float>& PowerSgd::startOf(const Matrix& matrix, uint64_t step) {
 }
 
 // Only the direction of q's rows matters. The rows are scaled by powers of two
-// to a size near 1, or P would grow with the square of the gradients. A row of
-// zeros would stay zero and is filled randomly.
+// to a size near 1; otherwise P would grow with the square of the gradients. A
+// row of zeros would stay zero and is filled randomly.
 void PowerSgd::warmStart(const Matrix& matrix, const float* q, uint64_t step) {
   std::vector<float>& start = q_[matrix.parameter];
   for (int row = 0; row < matrix.rank; ++row) {

@@ -1,9 +1,9 @@
-// Interface of compression schemes. The compressor calls inspect(), agrees with
-// all ranks on the exchange and, if inspect() looked for non-finite values, on
-// whether there are any, and calls run().
+// Interface of compression schemes. The compressor first calls inspect(). Then
+// all ranks agree on the exchange; if inspect() looked for non-finite values,
+// they also agree whether there are any. Finally the compressor calls run().
 //
-// Quality measures for a BucketReport how well a scheme represents this rank's
-// own gradients.
+// The class Quality measures how well a scheme represents this rank's own
+// gradients, for a BucketReport.
 #pragma once
 
 #include <map>
@@ -59,8 +59,9 @@ class Scheme {
  public:
   virtual ~Scheme() = default;
 
-  // Number of values, blocks or rank, which must be the same on all ranks for a
-  // bucket of n values; 0 if the scheme has none.
+  // For a bucket of n values: number of values or blocks to send, or rank of
+  // the factors. It must be the same on all ranks. 0 if the scheme has no such
+  // number.
   virtual uint32_t k(size_t /*n*/) const {
     return 0;
   }
@@ -87,7 +88,7 @@ class Scheme {
 
   // Saves the state other than residuals, if any.
   virtual void save(std::vector<ParameterState>& /*state*/) const {}
-  // Loads the state; false if its kind is not one of this scheme's.
+  // Loads the state; false if this scheme has no state of that kind.
   virtual bool load(const ParameterState& /*state*/) {
     return false;
   }

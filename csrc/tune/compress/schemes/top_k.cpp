@@ -114,7 +114,7 @@ void TopK::sendToAll(Job& job) {
   const int world = job.channel.size();
   const auto payloads = gather_.run(job.channel);
   StageTimer timer(job.channel.report(), Stage::kDecode);
-  if (job.residual == nullptr) { // otherwise choosing has zeroed it
+  if (job.residual == nullptr) { // else the choice has zeroed the gradient
     std::fill_n(job.bucket.gradient, n, 0.0f);
   }
   for (int r = 0; r < world; ++r) {

@@ -1,7 +1,7 @@
 // Scheme that sends exactly the k values of largest magnitude as binary16 with
-// their places, 4 bytes each (kernels/linear/sparse.h). It uses the exchange
-// that sends least: to every rank; through owners (split_gather.h); or, for
-// large k, all values as binary16 in two phases.
+// their places, 4 bytes each (kernels/linear/sparse.h). Of three exchanges, it
+// uses the one that sends least: all choices to every rank; sums through owners
+// (split_gather.h); or, for large k, all values as binary16 in two phases.
 #pragma once
 
 #include <algorithm>
@@ -31,8 +31,8 @@ class TopK : public Scheme {
 
   uint32_t k(size_t n) const override;
   bool lossless(size_t n) const override;
-  // Chooses the values to send, the largest of which is in the result, unless
-  // all values will be sent.
+  // Chooses the values to send, unless all values will be sent. The result
+  // holds the largest of the chosen values.
   Snapshot inspect(const Proposal& proposal) override;
   void run(Job& job) override;
   void addSent(const Sent& sent, std::span<const Slot> slots, float* dense)

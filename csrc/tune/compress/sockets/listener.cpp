@@ -78,7 +78,7 @@ bool sameSecret(const Hello& hello, const std::string& secret) {
 // same time, so that a stranger that sends nothing does not delay the others.
 class Callers {
  public:
-  // `ranks`: number of ranks that may connect at once.
+  // `ranks`: number of ranks that may connect at the same time.
   Callers(const TcpSocket& listening, const std::string& secret, size_t ranks)
       : listening_(listening), secret_(secret), most_(ranks + kStrangers) {}
 

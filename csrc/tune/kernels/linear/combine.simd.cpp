@@ -1,5 +1,5 @@
 // Types that are summed in their stored form are reduced in registers, across
-// all arrays at once. All other types are reduced in blocks that fit into the
+// all arrays together. All other types are reduced in blocks that fit into the
 // L1 cache, with plain loops.
 #include <cstring>
 #include <type_traits>

@@ -13,8 +13,8 @@ namespace commprof::kernels {
 namespace {
 
 constexpr size_t kBins = 1024;
-// Neighbouring keys are counted in different tables, so that equal ones do not
-// make one increment wait for the other.
+// Neighbouring keys are counted in different tables: if two of them are equal,
+// their two increments need not wait for each other.
 constexpr size_t kTables = 2;
 constexpr size_t kFew = 64; // so few keys need no histogram
 
@@ -102,7 +102,7 @@ namespace {
 
 // Number of candidates that may be held after a block. The number exceeds k, so
 // that choosing the k largest again costs at most a fixed share of reading the
-// values since the last choice.
+// values that came since the last choice.
 size_t capacity(size_t n, size_t k) {
   return std::min(n, k + k / 2 + 65536);
 }

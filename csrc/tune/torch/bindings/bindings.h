@@ -1,4 +1,5 @@
-// Parts of the Python bindings of compressors and shared memory.
+// Parts of the Python bindings of compressors and shared memory, which are
+// defined in several files.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -24,7 +25,8 @@ struct DeleteWithoutGil {
   }
 };
 
-// Returns an owner that releases its share in the object as DeleteWithoutGil.
+// Returns an owner that releases its share in the object as DeleteWithoutGil
+// does.
 template <class T>
 std::shared_ptr<T> releasedWithoutGil(std::shared_ptr<T> object) {
   T* const place = object.get();

@@ -166,8 +166,8 @@ int C10dTransport::size() const {
   return size_;
 }
 
-// gloo's tags have 31 bits. They hold the exchange's index modulo 4096, as only
-// a few exchanges are in flight, and a hash of the length.
+// gloo's tags have 31 bits. A tag holds a hash of the length, and the
+// exchange's index modulo 4096: only a few exchanges are in flight.
 int C10dTransport::tagOf(size_t length) const {
   const uint64_t hash = (uint64_t(length) * 0x9e3779b97f4a7c15ull) >> 45;
   return int((exchanges_ % 4096) << 19 | uint32_t(hash));

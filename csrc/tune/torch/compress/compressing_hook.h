@@ -41,8 +41,8 @@ struct BucketTask {
 // runs on it. On a gloo thread or in a future's callback, blocking would
 // deadlock with several buckets in flight. The thread never acquires the GIL.
 //
-// An exception of a bucket becomes its future's error; the first one becomes
-// the error of all later buckets.
+// An exception of a bucket becomes the error of the bucket's future. The first
+// exception also becomes the error of all later buckets.
 class Executor {
  public:
   struct Exchange {
@@ -50,8 +50,8 @@ class Executor {
     std::unique_ptr<compress::Transport> transport;
     std::unique_ptr<compress::HostStage> host; // null: all ranks exchange
   };
-  // `rank`, in the model's group, and `scheme`, with its options, are used in
-  // error messages.
+  // For error messages: `rank` is this rank in the model's group, and `scheme`
+  // is the scheme with its options.
   Executor(
       std::unique_ptr<compress::Compressor> compressor,
       Exchange exchange,

@@ -20,8 +20,8 @@ struct GroupInfo;
 namespace commprof::tune {
 
 // Lets reports, the watchdog and predictions see senders, receivers and waits
-// with any transport. All-reduces are left to the inner transport: those of
-// c10d are recorded when they are called.
+// with any transport. All-reduces are left to the inner transport: c10d's
+// all-reduces are recorded when they are called.
 class RecordedTransport final : public compress::Transport {
  public:
   // `inner` has the ranks of `group`, in the same order.

@@ -49,10 +49,10 @@ void notifyPeersOnError(Connections& connections, Local local) {
   }
 }
 
-// One all-reduce. A small one is exchanged at once. A large one is divided into
-// chunks: chunks are summed within the host in order, a few of them are in
-// flight between hosts, and received chunks are shared within the host in the
-// same order.
+// One all-reduce. A small one is exchanged as a whole. A large one is divided
+// into chunks, which are handled in order: a chunk is summed within the host,
+// exchanged between hosts while a few others are in flight too, and then shared
+// within the host.
 class Exchange {
  public:
   Exchange(
@@ -70,8 +70,8 @@ class Exchange {
                                              : *reductionOf(reduction)),
         world_(world) {}
 
-  // `what`: the operation; if it differs between ranks, the error names two of
-  // them.
+  // `what`: the operation; if it differs between ranks, the error names two
+  // ranks.
   void run(const std::string& what) {
     const size_t bytes = count() * width();
     const shm::Team::Intent intent = shm::intend(what, bytes);

@@ -27,7 +27,7 @@ struct Head {
 };
 static_assert(sizeof(Head) == 56);
 
-// Time that peers get to receive the message that this rank gave up.
+// Time that peers get to receive this rank's message that it gave up.
 constexpr auto kPatience = std::chrono::seconds(1);
 
 at::Tensor newFrame() {

@@ -1,5 +1,5 @@
-// The ranks in the same position on their hosts, which tell each other their
-// next operation before they start it.
+// The ranks in the same position on their hosts. These ranks tell each other
+// their next operation before they start it.
 //
 // gloo aborts the process if the lengths of the ranks' all-reduces differ. If
 // only the types differ, it adds up bytes of different types. So each

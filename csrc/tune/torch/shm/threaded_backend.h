@@ -15,8 +15,8 @@ namespace commprof::tune {
 class ThreadedBackend : public WrappingBackend {
  public:
   // `team`: the ranks of this host. If a collective fails only on this rank,
-  // the team is broken, so that the other ranks fail at once and do not match
-  // this rank's next collective with the failed one.
+  // the team is broken, so that the other ranks fail immediately and do not
+  // match this rank's next collective with the failed one.
   ThreadedBackend(
       c10::intrusive_ptr<c10d::Backend> wrapped,
       std::shared_ptr<shm::Team> team)

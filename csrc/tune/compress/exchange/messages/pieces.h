@@ -2,9 +2,10 @@
 // piece, 4 bytes, little-endian. With it, a bucket need not be read completely
 // before its first piece is sent.
 //
-// Pieces: division of a bucket for a block exchange, into chunks, each summed
-// by one rank (or one chunk summed by all ranks), and of each chunk into
-// equally many pieces that are pipelined.
+// Pieces: how a block exchange divides a bucket. The bucket is divided into
+// chunks, each summed by one rank; or it is a single chunk, which all ranks
+// sum. Each chunk is divided into the same number of pieces, which are
+// pipelined.
 #pragma once
 
 #include <cstddef>

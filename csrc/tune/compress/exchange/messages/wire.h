@@ -25,7 +25,9 @@ struct Header {
   int8_t exponent = 0; // 16-bit values are x * 2^exponent
   uint16_t options = 0; // hash of all options and the seed
   uint32_t n = 0; // number of values in the bucket
-  uint32_t k = 0; // values, blocks or rank sent; 0 where the scheme has none
+  // Number of values or blocks sent, or rank of the factors; 0 where the scheme
+  // has none.
+  uint32_t k = 0;
   uint64_t signature = 0; // signature of the slots
   uint32_t step = 0; // low 32 bits
   uint16_t index = 0; // low 16 bits
@@ -37,7 +39,8 @@ using HeaderBytes = std::array<std::byte, kHeaderBytes>;
 HeaderBytes pack(const Header& header);
 
 // Throws PayloadError if the bytes are not a header or are damaged, and
-// DisagreementError for another version. `rank` sent it, for bucket `index`.
+// DisagreementError for another version. `rank` sent the bytes, for bucket
+// `index`.
 Header unpack(std::span<const std::byte> bytes, int rank, uint32_t index);
 
 // Throws DisagreementError for the first field that differs.
