@@ -126,7 +126,7 @@ def passed_on(
         )
         # commprof does not convert events to this version's fields
         if version < newest and version == OLDEST:
-            said = "it has no table of versions" in done.stderr
+            said = "the plugin has no table of versions" in done.stderr
             return "no", [] if said else [done.stderr]
         heard, expected = (Counter("\n".join(logged(log)).split("\n")) for log in (behind, alone))
     same = (heard & expected).total()

@@ -29,8 +29,8 @@ namespace commprof::nccl {
 
 namespace {
 
-// The bits of the mask for events of operations, which depend on the version of
-// the interface, and for events of the proxy.
+// Bits of the mask: for events of operations (these bits depend on the version
+// of the interface), and for events of the proxy.
 constexpr uint64_t operationsOf(int version) {
   return kColl | kP2p | (version >= 5 ? kCollApi | kP2pApi : 0) |
       (version >= 6 ? kCeColl : 0);
@@ -61,9 +61,10 @@ int eventsAskedFor() {
     static std::atomic_flag warned;
     if (version >= 7 && !warned.test_and_set()) {
       std::fputs(
-          "commprof: NCCL's operations are recorded without times on the GPU, "
-          "which cost NCCL 2.31 and newer up to a tenth of a collective's time "
-          "(NVIDIA/nccl issue 2357); COMMPROF_NCCL=kernels records them\n",
+          "commprof: NCCL's operations are recorded without times on the GPU. "
+          "Reporting these times takes NCCL 2.31 and newer up to a tenth of a "
+          "collective's time (NVIDIA/nccl issue 2357); COMMPROF_NCCL=kernels "
+          "records them\n",
           stderr);
     }
   }
@@ -100,7 +101,7 @@ Communicator* openRecorded(const Opening& opening) {
 
 template <int version>
 Result open(const Opening& opening) {
-  // How long the mask of version 7 stays valid is not known.
+  // It is not known how long the mask of version 7 stays valid.
   if (isOn() && version < 7) {
     holdMask(opening.mask);
   }
@@ -300,7 +301,8 @@ uint8_t channelsWithData(uint64_t size, uint8_t channels) noexcept {
 }
 
 Told told(const CollFields& coll, bool is_v3) noexcept {
-  // Version 3 reports only the largest number of channels that it may have.
+  // Version 3 reports only the largest number of channels that a collective may
+  // have.
   const uint8_t least = is_v3 ? 1 : coll.channels;
   return {
       coll.func,
@@ -328,8 +330,8 @@ Told told(const CeCollFields& coll) noexcept {
   return of_coll;
 }
 
-// Returns the call that this thread is making. Its op_id is that of the
-// operation that capture recorded for the call; 0 if none.
+// Returns the call that this thread is making. Its op_id identifies the
+// operation that capture recorded for the call; 0 if there is none.
 ApiCall callNow(const char* datatype) noexcept {
   return {nowNs(), Recorder::threadId(), datatypeOf(datatype), t_current_op};
 }
@@ -445,7 +447,8 @@ Result startEvent(void* context, void** handle, Event* event) {
   return kSuccess;
 }
 
-// Calls `tell` with the user's plugin and its handle, if it has one.
+// If the user's plugin has a handle of the event, calls `tell` with that plugin
+// and that handle.
 template <int version, class Tell>
 Result tellUser(void* pointer, Tell tell) {
   if (UserPlugin* user = UserPlugin::of(version)) {

@@ -42,7 +42,7 @@ std::mutex g_opening; // never taken in a forked child
 void turnOff() noexcept {
   g_on.store(false);
   askFor(0);
-  g_mask.store(nullptr); // NCCL may free it when it ends
+  g_mask.store(nullptr); // NCCL may free its mask when it ends
 }
 
 std::string variable(const char* name) {
@@ -50,7 +50,7 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// Returns -1 if a text is no whole number of so many digits.
+// Returns -1 if a text is no whole number of at most `most_digits` digits.
 int64_t wholeNumber(const std::string& text, size_t most_digits = 9) {
   const bool digits = !text.empty() && text.size() <= most_digits &&
       text.find_first_not_of("0123456789") == std::string::npos;
@@ -123,8 +123,8 @@ void claim(const std::string& path) {
   if (errno == EEXIST) {
     throw std::runtime_error(
         path +
-        " exists, of an earlier run or of commprof's own capture; give the "
-        "plugin an empty directory as COMMPROF_OUT");
+        " exists already, from an earlier run or from commprof's own capture; "
+        "give the plugin an empty directory as COMMPROF_OUT");
   }
   throw std::system_error(errno, std::generic_category(), path);
 }

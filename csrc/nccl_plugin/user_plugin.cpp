@@ -80,7 +80,7 @@ UserPlugin* UserPlugin::opened(int asked, const char* name) {
   }
   throw std::runtime_error(
       "NCCL asks for version " + std::to_string(asked) +
-      " of its interface, and it has no table of versions " +
+      " of its interface, and the plugin has no table of versions " +
       std::to_string(oldest) + " to " + std::to_string(asked));
 }
 

@@ -145,8 +145,8 @@ def test_a_slow_link_is_named_by_its_ends_and_each_part_of_a_transfer_is_known(
         ({}, "COMMPROF_OUT is not set; set it to a directory for the traces"),
         (
             {"COMMPROF_OUT": "{run}", "RANK": "0", "WORLD_SIZE": "2"},
-            "{run}/rank_0.trace exists, of an earlier run or of commprof's own capture; give the "
-            "plugin an empty directory as COMMPROF_OUT",
+            "{run}/rank_0.trace exists already, from an earlier run or from commprof's own "
+            "capture; give the plugin an empty directory as COMMPROF_OUT",
         ),
     ],
 )

@@ -152,8 +152,8 @@ def test_it_hears_all_while_commprof_is_off(tree: Path, tmp_path: Path) -> None:
         ("libnccl-profiler-of-mine.so", 6, "(version 4 of the interface)"),
         ("no/such.so", 6, "not passed on to no/such.so: no/such.so: cannot open shared object"),
         ("absent", 6, "libnccl-profiler-absent.so: cannot open shared object file"),
-        ("static_plugin", 6, "asks for version 6 of its interface, and it has no table of "),
-        ("of-mine", 3, "it has no table of versions 3 to 3"),
+        ("static_plugin", 6, "asks for version 6 of its interface, and the plugin has no table "),
+        ("of-mine", 3, "the plugin has no table of versions 3 to 3"),
         ("{tree}/libnccl-profiler-commprof.so", 6, "it is commprof's own plugin"),
     ],
 )
