@@ -188,7 +188,7 @@ class BucketCompressor : public Compressor {
             "state of kind '" + one.kind + "' for parameter " +
             std::to_string(one.parameter) +
             " is not what compression scheme '" + schemeName(settings_.scheme) +
-            "' keeps: load what it saved");
+            "' keeps: load a state that this scheme saved");
       }
     }
   }

@@ -17,7 +17,7 @@ void checkSize(const Slot& slot, size_t numel) {
         slot.parameter,
         " has ",
         numel,
-        " values, the parameter ",
+        " values, but the parameter has ",
         slot.numel,
         ": load a state that was saved with this model"));
   }

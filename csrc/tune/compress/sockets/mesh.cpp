@@ -119,7 +119,7 @@ void Mesh::fail(const std::string& reason) {
 void Mesh::checkUsable() const {
   if (!usable()) {
     throw compress::TransportError(
-        "exchange failed: this rank gave up, or was stopped, before");
+        "exchange failed: this rank gave up or was stopped earlier");
   }
 }
 

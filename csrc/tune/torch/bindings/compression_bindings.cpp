@@ -139,7 +139,7 @@ void bindCompression(py::module_& m) {
       .def(
           "state",
           &stateOf,
-          "Returns all state: parameter index, kind, values of each item.",
+          "Returns all state, a list of (parameter index, kind, values).",
           NoGil())
       .def(
           "load_state",
@@ -152,7 +152,8 @@ void bindCompression(py::module_& m) {
           onCompressor([](compress::Compressor& compressor, float factor) {
             compressor.scaleResiduals(factor);
           }),
-          "Multiplies the residuals by the factor of the loss scale's change.",
+          "Multiplies the residuals by the factor by which the loss scale "
+          "changed.",
           py::arg("factor"),
           NoGil())
       .def(
@@ -169,7 +170,8 @@ void bindCompression(py::module_& m) {
             hook.executor().stop(
                 std::chrono::milliseconds(int64_t(patience_s * 1e3)));
           },
-          "Ends the thread, after the queued buckets if they are done by then.",
+          "Waits for the queued buckets, at most `patience_s`, and ends the "
+          "thread.",
           py::arg("patience_s"),
           NoGil());
 }

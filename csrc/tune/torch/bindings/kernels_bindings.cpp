@@ -1,7 +1,8 @@
 // Python bindings of the compression kernels that benchmarks compare with
-// torch, on plain CPU tensors: they check the arguments, because the kernels do
-// not, and have no other logic. commprof.compressors.kernels documents them. A
-// wrong tensor is a std::invalid_argument that names it and what is allowed.
+// torch, on plain CPU tensors. The bindings check the arguments, because the
+// kernels do not, and have no other logic. commprof.compressors.kernels
+// documents the kernels. For a wrong tensor, the bindings throw
+// std::invalid_argument, which names the tensor and what is allowed.
 //
 // The GIL is released throughout.
 #include <ATen/ATen.h>
@@ -135,7 +136,7 @@ Tensor reduceHalf(
     throw std::invalid_argument(
         "reduce of " + std::to_string(encoded.size()) + " encodings with " +
         std::to_string(factors.size()) +
-        " factors; allowed: one factor for each, and at least one");
+        " factors; allowed: at least one encoding, and one factor for each");
   }
   const auto n = size_t(encoded[0].numel());
   std::vector<const uint16_t*> in;

@@ -163,7 +163,8 @@ void Executor::submit(BucketTask task) {
       thread_.forked()
           ? "commprof: a forked child cannot use its parent's compressor; make "
             "and attach the model in the child"
-          : "commprof: this compressor was stopped; set_hook(...) another");
+          : "commprof: this compressor was stopped; attach another with "
+            "set_hook(...)");
 }
 
 void Executor::refuse(
@@ -353,7 +354,7 @@ c10::intrusive_ptr<c10::ivalue::Future> CompressingHook::submit(
       composition->numel == size_t(task.buffer.numel()),
       "commprof: a bucket has ",
       task.buffer.numel(),
-      " values and its parameters ",
+      " values, but its parameters have ",
       composition->numel);
   task.bucket.gradient = task.buffer.mutable_data_ptr<float>();
   task.bucket.numel = composition->numel;

@@ -298,7 +298,7 @@ void checkInvalidLoadsAreRejected() {
   Gradients gradients = someGradients(1, kValues, 1);
   const auto errors = world.tryRun(gradients, {{0, 0, 5000, 5000, 0}}, 0);
   CHECK(
-      messageOf(errors[0]).find("has 1 values, the parameter 5000") !=
+      messageOf(errors[0]).find("has 1 values, but the parameter has 5000") !=
       std::string::npos);
 }
 

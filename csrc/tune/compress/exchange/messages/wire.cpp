@@ -140,7 +140,10 @@ void checkAgreement(
       std::string(schemeName(mine.scheme)),
       std::string(schemeName(theirs.scheme)));
   compare("n (values)", mine.n, theirs.n);
-  compare("k (values, blocks or rank sent)", mine.k, theirs.k);
+  compare(
+      "k (number of values or blocks, or rank of the factors)",
+      mine.k,
+      theirs.k);
   compare("hash of options and seed", mine.options, theirs.options);
   compare("signature of parameters", mine.signature, theirs.signature);
 }
