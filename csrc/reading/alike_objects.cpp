@@ -10,8 +10,8 @@ namespace commprof {
 
 namespace {
 
-// Texts that are kept in memory; a longer text, or one beyond this sum, is
-// parsed each time.
+// Largest sum of the texts that are kept in memory, and length of the longest
+// text that is kept. All other texts are parsed each time.
 constexpr size_t kMostHeldBytes = 4 << 20;
 constexpr size_t kLongestHeldBytes = 16 << 10;
 constexpr size_t kMostKeys = 1 << 10;
@@ -32,7 +32,7 @@ class Splitter {
  public:
   explicit Splitter(std::string_view text) : text_(text) {}
 
-  // Moves behind a character; false if another one is there.
+  // Moves behind the character `wanted`; false if another character is there.
   bool take(char wanted) {
     skipSpace();
     if (at_ == text_.size() || text_[at_] != wanted) {
@@ -263,8 +263,8 @@ void bindAlikeObjects(py::module_& m) {
           [](AlikeObjects& self, const py::bytes& text) {
             return self.read(std::string_view(text));
           },
-          "Returns the members of an object, whose values must not be changed; "
-          "None for a text that must be parsed as a whole.",
+          "Returns the members of an object; do not change their values. None "
+          "for a text that must be parsed as a whole.",
           py::arg("text"));
 }
 

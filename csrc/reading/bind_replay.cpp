@@ -118,8 +118,8 @@ void bindReplay(py::module_& m) {
             replay::lastUntil(
                 spanOf(edges), spanOf(first), spanOf(values), spanOf(cuts)));
       },
-      "Returns the index of the last edge of the rank that is not above each "
-      "value.",
+      "Returns, for each value, the index of the last edge of its rank that is "
+      "not above the value.",
       py::arg("edges"),
       py::arg("first"),
       py::arg("values"),

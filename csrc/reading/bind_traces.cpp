@@ -96,15 +96,16 @@ void bindTraces(py::module_& m) {
         }
         return heads;
       },
-      "Returns the JSON of each trace's first block; empty for a trace whose "
-      "first block must be read in another way, None for any other file.",
+      "Returns the JSON of each trace's first block: empty if this block must "
+      "be read in another way, None if the file is no trace.",
       py::arg("paths"));
   m.def(
       "read_small_trace",
       &smallTrace,
-      "Returns a trace's session and size, type and payload of each block but "
-      "records, the packed records, and the times of the first and the last; "
-      "None if the file is large or any part of it is not intact.",
+      "Returns, for a trace: its session; its size; type and payload of each "
+      "block that holds no records; the packed records; the time of the first "
+      "record; the time of the last one. None if the file is large or any part "
+      "of it is not intact.",
       py::arg("path"));
 }
 

@@ -77,7 +77,7 @@ void ArrivalCarrier::addPeer(const ArrivalPeer& peer) {
   const IpAddress address = IpAddress::parse(peer.address, peer.port);
   if (peer.host == 0 || peer.host >= options_.host) {
     throw std::invalid_argument(
-        "the number of a parent host is below the child's");
+        "a parent host must have a lower number than its child");
   }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -275,8 +275,9 @@ void ArrivalCarrier::sendRoundLocked(uint64_t now_ns) {
   askBetterLocked(now_ns);
 }
 
-// Asks better parents whether they are alive again. Such a parent answers,
-// because to it this host looks like a child without a subtree.
+// Asks the peers that are better than the present parent whether they are alive
+// again. Such a peer answers, because it takes this host for a child without a
+// subtree.
 void ArrivalCarrier::askBetterLocked(uint64_t now_ns) {
   if (parent_ == 0 || now_ns < asked_ns_ + kReturnNs) {
     return;

@@ -363,8 +363,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   m.def(
       "install_observer",
       &installObserver,
-      "Puts a recording kernel before every c10d operator; returns their "
-      "names.");
+      "Puts a recording kernel before every c10d operator; returns the "
+      "operators' names.");
   m.def(
       "note_group_token",
       [](const c10::intrusive_ptr<c10d::ProcessGroup>& group,
@@ -380,8 +380,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   m.def(
       "set_stacks",
       &setStacks,
-      "Sets whether the Python caller of each operation is recorded; most: for "
-      "how many operations from now on, 0 for all.",
+      "Sets whether the Python caller of each operation is recorded. `most`: "
+      "number of operations, from now on, whose caller is recorded; 0: all.",
       py::arg("on"),
       py::arg("most") = 0);
 

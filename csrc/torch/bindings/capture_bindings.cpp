@@ -56,9 +56,9 @@ void bindStreams(py::module_& m) {
   py::class_<PythonStreamWait>(
       m,
       "StreamWait",
-      "Context for a call that makes a stream wait for an event after a "
-      "collective: records how long the device's stream waits, if it is the "
-      "calling thread's current stream.")
+      "Context for a call that makes a stream wait for an event that was "
+      "recorded after a collective. Records how long the stream waits, if it "
+      "is the calling thread's current stream.")
       .def(
           py::init<const PythonStream&, CollectiveId>(),
           py::arg("stream"),
@@ -93,8 +93,8 @@ void bindDevices(py::module_& m) {
   m.def(
       "end_coalescing",
       &endCoalescing,
-      "Ends a coalesced call; returns its Work as a timed one, or None for "
-      "None.",
+      "Ends a coalesced call. Returns a Work that wraps the call's Work and "
+      "times waits for it; None for None.",
       py::arg("work"));
   m.def(
       "begin_manual_finalize",
@@ -149,7 +149,7 @@ void bindFutures(py::module_& m) {
         waitForFuture(*future->fut);
       },
       "Blocks until a collective's future is complete, and records the wait; "
-      "returns at once for any other future.",
+      "returns immediately for any other future.",
       py::arg("future"));
   m.def(
       "follow_futures",
