@@ -76,8 +76,8 @@ void bindArrivals(py::module_& m) {
         Recorder::instance().setBoard(ArrivalBoard::open(path, token), rank);
         HostCarrier::instance().stop(); // from an earlier process group
       },
-      "Exchanges arrivals through the memory of another rank, whose path is "
-      "/proc/<pid>/fd/<descriptor>.",
+      "Exchanges arrivals through memory that another rank created. `path` is "
+      "/proc/<pid>/fd/<descriptor> of that rank.",
       py::arg("path"),
       py::arg("token"),
       py::arg("rank"));
