@@ -97,19 +97,19 @@ def _row(one: GroupProgress) -> tuple[str, ...]:
     return (
         printable(name),
         rank_list(one.ranks, most=_MOST_RANGES),
-        _numbers(one.scheduled),
-        _numbers(one.started),
-        _numbers(one.completed),
+        _numbers(one.scheduled, one.scheduled),
+        _numbers(one.started, one.scheduled),
+        _numbers(one.completed, one.scheduled),
         str(one.pending_messages) if one.pending_messages else "-",
     )
 
 
-def _numbers(by_rank: Mapping[int, int]) -> str:
+def _numbers(by_rank: Mapping[int, int], all_ranks: Mapping[int, int]) -> str:
     """Formats numbers by rank: one number if all ranks agree, else each with its ranks."""
     ranks: dict[int, list[int]] = {}
     for rank, number in by_rank.items():
         ranks.setdefault(number, []).append(rank)
-    if len(ranks) <= 1:
+    if not ranks or (len(ranks) == 1 and by_rank.keys() >= all_ranks.keys()):
         return "".join(map(str, ranks)) or "-"
     ordered = sorted(ranks.items(), reverse=True)
     return "; ".join(f"{number}: {rank_list(who, most=_MOST_RANGES)}" for number, who in ordered)

@@ -443,7 +443,8 @@ def _started(dumps: Sequence[Dump]) -> dict[str, dict[int, int]]:
     numbers: dict[str, dict[int, int]] = {}
     for dump in dumps:
         for entry in dump.entries:
-            if entry.state == "started" and not entry.is_message:
+            has_started = entry.state == "started" or entry.has_start
+            if has_started and not entry.is_message:
                 of_group = numbers.setdefault(entry.group, {})
                 of_group[dump.rank] = max(of_group.get(dump.rank, entry.seq), entry.seq)
     return numbers

@@ -217,6 +217,27 @@ def test_a_rank_whose_device_has_not_begun_is_the_culprit(tmp_path: Path) -> Non
     assert found.oldest == ("all_reduce number 2 of group '0' (GROUP_0)",)
 
 
+@pytest.mark.parametrize(
+    ("done", "shown"),
+    [
+        # A completed operation has started, if the dump has its start.
+        ({"time_discovered_started_ns": 5}, "2: 0,1; 1: 2 2: 0,1; 1: 2 1 "),
+        ({}, "2: 0,1; 1: 2 2: 0,1 1 "),
+    ],
+)
+def test_a_start_is_that_of_the_ranks_that_recorded_it(
+    tmp_path: Path, done: dict[str, Any], shown: str
+) -> None:
+    """Ranks 0 and 1 have begun the collective at which rank 2 did not arrive."""
+    before = entry("0", 1, state="completed") | done
+    begun = entry("0", 2, state="started") | {"time_discovered_started_ns": 9}
+    write_dumps(tmp_path, *(dump(ALL, before, *late) for late in ((begun,), (begun,), ())))
+    found = diagnosis(tmp_path)
+    assert culprits(found) == ("absent", [2])
+    assert found.groups[0].started == {0: 2, 1: 2, **({2: 1} if done else {})}
+    assert shown in " ".join(render(found, 1000).split())
+
+
 def test_a_torch_profiler_trace_is_not_taken_for_a_dump(tmp_path: Path) -> None:
     (tmp_path / "rank_0.json").write_text(
         '{"distributedInfo": {"pg_config": [], "pg_status": 1}, "traceEvents": []}'
