@@ -22,11 +22,11 @@ Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 #: Columns of whole numbers that differ from call to call.
-_COLUMNS: Final = ("seq", "launch_ns", "launch_thread", "begin_ns", "end_ns", "device")
+_COLUMNS: Final = ("seq", "launch_ns", "launch_thread", "begin_ns", "end_ns", "device", "replay")
 #: A kind is a ``Call`` that has these values in the fields that differ from call to call.
 _NEUTRAL: Final[dict[str, Any]] = {
     **{"seq": -1, "launch_ns": 0, "launch_thread": -1, "begin_ns": 0, "end_ns": 0, "device": 0},
-    **{"launched_in": (), "kernels": ()},
+    **{"replay": -1, "launched_in": (), "kernels": ()},
 }
 _OF_KIND: Final = tuple(field.name for field in fields(Call) if field.name not in _NEUTRAL)
 
@@ -150,6 +150,11 @@ class CallColumns(Sequence[Call]):
     def end_ns(self) -> Ints:
         """End of each call."""
         return self._columns["end_ns"]
+
+    @property
+    def replay(self) -> Ints:
+        """Correlation id of the graph's launch that ran each call; -1 outside of graphs."""
+        return self._columns["replay"]
 
     @property
     def timed(self) -> Mask:

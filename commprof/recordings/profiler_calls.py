@@ -85,6 +85,8 @@ class Call:
     group_known: bool = True
     #: Name of the backend; empty if not known.
     backend: str = ""
+    #: Correlation id of the launch of the CUDA graph that ran the kernel; -1 outside of graphs.
+    replay: int = -1
 
     @property
     def times_ns(self) -> tuple[tuple[int, int], ...]:

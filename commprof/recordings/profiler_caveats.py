@@ -53,10 +53,10 @@ def caveats(
     devices = distinct(events.communication.table.device)
     if len(devices) > 1:
         texts.append(f"the file holds {len(devices)} devices; only device {device} is analysed")
-    if events.graph_launches:
+    if events.graph_launched:
         texts.append(
-            f"CUDA graphs were launched {counted(events.graph_launches, 'time')}: sizes, groups "
-            "and phases of the kernels in them are not known"
+            f"CUDA graphs were launched {counted(len(events.graph_launched), 'time')}: "
+            f"{_unknown_in_graphs(calls)} of the kernels in them are not known"
         )
     guessed = int(calls.of_kind(_is_guessed, np.bool_).sum())
     if guessed:
@@ -65,6 +65,16 @@ def caveats(
             "name, which NCCL also uses for other operations"
         )
     return texts + _outside_steps(calls, steps)
+
+
+def _unknown_in_graphs(calls: CallColumns) -> str:
+    """Returns what the kernels of CUDA graphs do not tell; torch may annotate them with sizes."""
+    told = calls.of_kind(_is_described, np.bool_)[calls.replay >= 0]
+    return "phases" if len(told) and told.all() else "sizes, groups and phases"
+
+
+def _is_described(kind: Call) -> bool:
+    return kind.dtype != "" and kind.group != ""
 
 
 def of_other_devices(events: ProfilerEvents) -> str:

@@ -3,7 +3,8 @@
 A collective may have several kernels: those of copy engines, of symmetric memory, or of an
 algorithm with several phases. Two kernels belong to one collective if they have the same operation
 and process group, follow each other in this group, and have the same c10d number (``Seq``), or, if
-it was not recorded, the same range or operator of c10d that launched them.
+it was not recorded, the same range or operator of c10d that launched them. Each replay of a CUDA
+graph repeats the numbers of its collectives: kernels of two replays are two collectives.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ def _may_join(kernels: CallColumns) -> bool:
         if kind.op not in OF_FEW:
             key = kind.op, kind.group, kind.group_ranks
             of_kind[number] = numbers.setdefault(key, len(numbers))
-    alike, seq = of_kind[kernels.kind], kernels.seq
+    alike, seq, replay = of_kind[kernels.kind], kernels.seq, kernels.replay
     first = np.full(len(alike), -1) if kernels.launching is None else kernels.launching.first
     for number in numbers.values():
         rows = np.flatnonzero(alike == number)
         before, after = rows[:-1], rows[1:]
-        same = seq[before] == seq[after]
+        same = (seq[before] == seq[after]) & (replay[before] == replay[after])
         are_known = (first[before] >= 0) & (first[after] >= 0)
         may = np.where(seq[before] >= 0, True, are_known & (first[before] == first[after]))
         if (same & may).any():
@@ -67,7 +68,9 @@ def _may_join(kernels: CallColumns) -> bool:
 
 def _are_one(first: Call, second: Call) -> bool:
     # Different messages of a rank may share ranges and numbers, so they are never joined.
-    if first.op != second.op or first.op in OF_FEW or first.seq != second.seq:
+    if first.op != second.op or first.op in OF_FEW:
+        return False
+    if first.seq != second.seq or first.replay != second.replay:
         return False
     if first.launched_in and second.launched_in:
         if first.seq < 0:

@@ -58,6 +58,7 @@ def device_calls(events: ProfilerEvents, device: int, world_size: int) -> CallCo
         "begin_ns": both.begin_ns,
         "end_ns": both.end_ns,
         "device": both.device,
+        "replay": _replays(events, both.correlation),
     }
     calls = CallColumns(kinds, kind, columns, Launching(around.best, around.inside))
     if not len(copies.name):
@@ -66,6 +67,14 @@ def device_calls(events: ProfilerEvents, device: int, world_size: int) -> CallCo
     is_theirs[: len(kernels.name)] = True
     rows = np.flatnonzero(is_theirs)
     return calls.rows(rows[np.lexsort((both.end_ns[rows], both.begin_ns[rows]))])
+
+
+def _replays(events: ProfilerEvents, correlation: Ints) -> Ints:
+    """Returns the correlation id of each kernel's launch of a graph; -1 outside of graphs."""
+    if not events.graph_launched:
+        return np.full(len(correlation), -1, np.int64)
+    is_replayed = np.isin(correlation, np.frombuffer(events.graph_launched, np.int64))
+    return np.where(is_replayed & (correlation >= 0), correlation, -1)
 
 
 def _in_order(events: NamedEvents, device: int) -> EventTable:

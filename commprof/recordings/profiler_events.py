@@ -114,7 +114,8 @@ class ProfilerEvents:
     launched_ns: array[int] = field(default_factory=lambda: array("q"))
     launching_thread: array[int] = field(default_factory=lambda: array("q"))
     launched: array[int] = field(default_factory=lambda: array("q"))
-    graph_launches: int = 0
+    #: Correlation ids of launches of CUDA graphs, which are launches too.
+    graph_launched: array[int] = field(default_factory=lambda: array("q"))
     #: Number of kernels that communicate between ranks without recorded details; the next field is
     #: the name of the first.
     unreadable: int = 0
@@ -424,10 +425,12 @@ def _put(kind: EventKind, event: Event, events: ProfilerEvents) -> None:
     """Keeps an event in the column or list of its kind, with the arguments that are used."""
     arguments, begin, end = event.arguments, event.begin_ns, event.end_ns
     if kind in LAUNCHES:
-        events.graph_launches += kind is EventKind.GRAPH_LAUNCH
         events.launched_ns.append(begin)
         events.launching_thread.append(event.thread)
-        events.launched.append(_int(arguments.get("correlation")))
+        correlation = _int(arguments.get("correlation"))
+        events.launched.append(correlation)
+        if kind is EventKind.GRAPH_LAUNCH:
+            events.graph_launched.append(correlation)
         return
     if kind in LIST_OF:
         kept_arguments = {key: arguments[key] for key in KEPT_ARGUMENTS if key in arguments}

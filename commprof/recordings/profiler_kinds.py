@@ -26,7 +26,8 @@ _WITHIN_DEVICE = re.compile(r"DtoD|D2D|DeviceToDevice|Device -> Device", re.IGNO
 _BETWEEN_DEVICES = re.compile(r"PtoP|P2P|Peer", re.IGNORECASE)
 #: Kernels that copy or fill memory: ROCm before 7.2 records copies as kernels.
 _COPYING_KERNEL = re.compile(r"^MEMORY_COPY_|^__amd_rocclr_(?:copy|fill)Buffer")
-_GRAPH_LAUNCH = ("cudaGraphLaunch", "hipGraphLaunch")
+#: Names of launches of graphs; CUPTI may append a version.
+_GRAPH_LAUNCH = re.compile(r"(?:cuda|cu|hip)GraphLaunch(?:_\w+)?")
 _RANGES = re.compile(
     r"ProfilerStep#\d|DistributedDataParallel\.forward|"
     r"FullyShardedDataParallel\.forward|FSDP::|Optimizer\.step#|enumerate\(DataLoader\)|"
@@ -167,7 +168,7 @@ def _copy(name: str, is_collective: bool) -> EventKind:
 
 
 def _launch(name: str, is_collective: bool) -> EventKind:
-    if name in _GRAPH_LAUNCH:
+    if _GRAPH_LAUNCH.fullmatch(name):
         return EventKind.GRAPH_LAUNCH
     is_launch = ("aunch" in name and "HostFunc" not in name) or "emcpy" in name
     return EventKind.LAUNCH if is_launch else EventKind.UNUSED

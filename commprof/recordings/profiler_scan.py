@@ -178,7 +178,8 @@ class TraceScanner:
             events.launched_ns.frombytes(begin[rows].tobytes())
             events.launching_thread.frombytes(thread[rows].tobytes())
             events.launched.frombytes(correlation[rows].tobytes())
-            events.graph_launches += int(counts[EventKind.GRAPH_LAUNCH])
+            of_graphs = correlation[kind == EventKind.GRAPH_LAUNCH]
+            events.graph_launched.frombytes(of_graphs.tobytes())
         for of_kind, count_in in (
             (EventKind.UNREADABLE_KERNEL, events.add_unreadable),
             (EventKind.OTHER_DEVICE, events.add_other_device),

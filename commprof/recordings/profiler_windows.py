@@ -163,7 +163,8 @@ def _add(whole: ProfilerEvents, part: ProfilerEvents, apart: int, since: int, un
     _extend(whole.launched_ns, part.launched_ns, inside, 0)
     _extend(whole.launching_thread, part.launching_thread, inside, 0)
     _extend(whole.launched, part.launched, inside, apart)
-    whole.graph_launches += part.graph_launches
+    every = np.ones(len(part.graph_launched), np.bool_)
+    _extend(whole.graph_launched, part.graph_launched, every, apart)
     whole.unreadable += part.unreadable
     whole.unreadable_name = whole.unreadable_name or part.unreadable_name
     whole.other_device += part.other_device

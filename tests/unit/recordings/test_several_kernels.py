@@ -9,6 +9,7 @@ import pytest
 
 from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.world import WorldResult
+from commprof.recordings.profiler import read_recording
 from tests.support.builders.profiler_traces import (
     Event,
     annotation,
@@ -58,9 +59,12 @@ def copy_engine_job(rank: int, numbered: bool, ranges: str, steps: int = 12) -> 
     return events
 
 
+def job(tmp_path: Path, *ranks: list[Event]) -> Path:
+    return write(tmp_path / "job", [document(events, rank) for rank, events in enumerate(ranks)])
+
+
 def world_of(tmp_path: Path, *ranks: list[Event]) -> WorldResult:
-    folder = write(tmp_path / "job", [document(events, rank) for rank, events in enumerate(ranks)])
-    return analyse_in_detail(folder)[0].worlds[0]
+    return analyse_in_detail(job(tmp_path, *ranks))[0].worlds[0]
 
 
 @pytest.mark.parametrize(
@@ -158,3 +162,57 @@ def test_copies_between_devices_are_communication_if_c10d_launched_them(
     assert world.parts.exposed_ms == pytest.approx(0.15 if in_call else 0.05)
     assert world.parts.copies_ms == pytest.approx(0.0 if in_call else 0.1)
     assert row.times.duration.median_ms == pytest.approx(0.2 if in_call else 0.05)
+
+
+def replayed(rank: int, kernels: int, annotated: bool, steps: int = 12) -> list[Event]:
+    """Steps of 1000 µs, each a replay of one CUDA graph with an all-gather of several kernels.
+
+    torch's annotations of graphs give each replay the number of the call that was captured, and
+    write all values as texts. Rank 1 arrives 20 µs late.
+    """
+    described = {key: str(value) for key, value in said(5).items()} if annotated else {}
+    events: list[Event] = []
+    for step in range(steps):
+        at, number = 5e9 + 1000 * step, 100 + step
+        events.append(annotation(f"ProfilerStep#{step}", at, at + 1000))
+        graph = {**annotation("cudaGraphLaunch", at + 5, at + 10), "cat": "cuda_runtime"}
+        events.append({**graph, "args": {"correlation": number}})
+        events.append(kernel("gemm", at + 20, at + 100, correlation=number))
+        for place in range(kernels):
+            begin = at + 200 + 20 * rank + 100 * place
+            args = {**described, "correlation": number, "graph node id": place + 1}
+            name = "ncclDevKernel_AllGather_RING_LL(x)"
+            events.append(kernel(name, begin, at + 260 + 100 * place, **args))
+    return events
+
+
+def about_graphs(folder: Path) -> str:
+    recording = read_recording(folder)
+    assert recording is not None
+    (text,) = [text for text in recording.problems if "CUDA graphs" in text]
+    return text
+
+
+@pytest.mark.parametrize("kernels", [1, 2])
+def test_each_replay_of_a_graph_has_collectives_of_its_own(tmp_path: Path, kernels: int) -> None:
+    """The numbers of a graph's collectives are the same in all replays."""
+    folder = job(tmp_path, *(replayed(rank, kernels, annotated=True) for rank in (0, 1)))
+    world = analyse_in_detail(folder)[0].worlds[0]
+    (row,) = world.communication.collectives
+    assert (row.kind.op, row.calls_per_step) == ("all_gather_into_tensor", 1)
+    assert row.kind.size_bytes == (8 * ELEMENTS, 8 * ELEMENTS)
+    assert world.parts.exposed_ms == pytest.approx(0.05 * kernels)
+    # Rank 0 waits 20 µs until rank 1 arrives.
+    assert world.parts.wait_ms == pytest.approx(0.01)
+    assert row.times.duration.median_ms == pytest.approx(0.05 + 0.1 * (kernels - 1))
+    assert "12 times: phases of the kernels in them are not known" in about_graphs(folder)
+
+
+def test_kernels_of_a_graph_tell_no_sizes_without_annotations(tmp_path: Path) -> None:
+    folder = job(tmp_path, *(replayed(rank, 1, annotated=False) for rank in (0, 1)))
+    world = analyse_in_detail(folder)[0].worlds[0]
+    (row,) = world.communication.collectives
+    assert (row.calls_per_step, row.kind.sizes_known) == (1, False)
+    assert world.parts.wait_ms == pytest.approx(0.01)
+    unknown = "12 times: sizes, groups and phases of the kernels in them are not known"
+    assert unknown in about_graphs(folder)
