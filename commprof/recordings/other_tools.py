@@ -34,6 +34,7 @@ NO_COMMAND: Final = (
 )
 _NO_RANKS: Final = "which do not tell how many ranks took part"
 _NO_TIMES: Final = "which has no times at which kernels ran"
+_NO_TRACE: Final = "not a trace of torch.profiler"
 _TELLS_NO_RANKS: Final = "which does not tell how many ranks took part"
 _TOOLS: Final = (
     (rb"# OSU [^\r\n]{1,60}(?:Test|Benchmark)", "a result of the OSU Micro-Benchmarks", _NO_RANKS),
@@ -108,6 +109,66 @@ _TOOLS: Final = (
         "a timeline of NCCL's example profiler plugin",
         "which has no steps and no work of the GPU beside NCCL's",
     ),
+    (
+        rb"\"name\"\s*:\s*\"NPKIT_EVENT_",
+        "a timeline of NPKit",
+        "which shows what happens inside NCCL's kernels, not the job's calls and compute",
+    ),
+    (
+        rb"\"name\"\s*:\s*\"(?:RANK \d+ )?HOST<[^\"]{1,300}>\"",
+        "a timeline of unitrace (Intel)",
+        _NO_TRACE,
+    ),
+    (
+        rb"\"rocprofiler-sdk-tool\"\s*:",
+        "a recording of rocprofv3",
+        _NO_TRACE,
+    ),
+    (
+        rb"Count\s+Size\s+Time, us[^\r\n]*\r?\n\s+avg\s+min\s+max",
+        "a result of ucc_perftest",
+        _TELLS_NO_RANKS,
+    ),
+    (
+        rb"The average bandwidth of \w+ (?:with|over) \d+ ranks",
+        "a result of all_reduce_bench.py",
+        "which rounds times and does not tell hosts",
+    ),
+    (
+        rb"nvbandwidth Version|\[P2P \(Peer-to-Peer\) GPU Bandwidth Latency Test\]",
+        "a result of a test of copies between GPUs",
+        "which measures links, not a collective",
+    ),
+    (
+        rb"(?:\A|\n)nccl_\w*(?:bandwidth_gbs|time_microseconds)\{",
+        "a file of NCCL Inspector's metrics for Prometheus",
+        "which hold means over many calls (without NCCL_INSPECTOR_PROM_DUMP it writes logs, which "
+        "commprof report reads)",
+    ),
+    (
+        rb"\"has_payload\": \"[0-9a-f]{32}\"",
+        "a log of torch.compile (TORCH_TRACE)",
+        "which has no times at which collectives ran",
+    ),
+    (
+        rb"\x80[\x02-\x05](?s:.){0,30}segments",
+        "a snapshot of torch's memory (torch.cuda.memory)",
+        "which shows allocations, not collectives",
+    ),
+)
+#: Tables that a job's log may hold beside what tells more; of the same form.
+_TABLES: Final = (
+    (
+        rb"Self CPU %\s+Self CPU\s+CPU total %",
+        "a table of torch.profiler (key_averages)",
+        "which has sums over calls (export_chrome_trace writes the trace that commprof report "
+        "reads)",
+    ),
+    (
+        rb"\((?:cuda|nvtx|osrt)_\w+_sum\):|(?:\A|\n)Start \(ns\),Duration \(ns\),CorrId",
+        "a table of Nsight Systems",
+        _NO_TRACE,
+    ),
 )
 _ANY: Final = re.compile(b"|".join(b"(" + pattern + b")" for pattern, _, _ in _TOOLS))
 #: One of these is in each text that a pattern matches; they are found much faster than a pattern.
@@ -115,8 +176,11 @@ _HINTS: Final = (
     *(b"# OSU ", b"t_avg[usec]", b"MPI Benchmarks", b"t_min[usec]", b"Comm. Op", b"comm op: "),
     *(b"size(B)", b"data_size(Bytes)", b"Initializing MSCCL++", b"Job summary", b"#iterations"),
     *(b"Communicators... (", b"communicators_count", b"[BENCHMARK]", b"COMMS-RES", b"_API"),
-    *(b"Performance of ", b"-chakra", b"workload_graph", b"\x06schema", b"NEGOTIATE_"),
+    *(b"Performance of ", b"-chakra", b"workload_graph", b"\x06schema", b"NEGOTIATE_", b"HOST<"),
+    *(b"NPKIT_EVENT_", b"rocprofiler-sdk-tool", b"Time, us", b"average bandwidth", b"nvbandwidth"),
+    *(b"[P2P (", b"nccl_", b"has_payload", b"segments"),
 )
+_ANY_TABLE: Final = re.compile(b"|".join(b"(" + pattern + b")" for pattern, _, _ in _TABLES))
 
 #: Compressed formats that are not unpacked here: first bytes, name, and command that unpacks.
 _COMPRESSED: Final = (
@@ -131,13 +195,15 @@ _DATABASES: Final = (
     (b"CUPTI_ACTIVITY_KIND", "an export of Nsight Systems"),
     (b"rocpd_", "a recording of rocprof"),
 )
-_NO_TRACE: Final = "not a trace of torch.profiler"
 #: Programs whose binary files are recognised by the end of their names.
 _NAMES: Final = (
     ((".nsys-rep", ".qdrep"), "a recording of Nsight Systems"),
     ((".ncu-rep",), "a recording of Nsight Compute"),
     ((".xplane.pb",), "a profile of XLA (JAX, TensorFlow)"),
-    ((".pftrace", ".perfetto-trace"), "a trace of Perfetto in its binary form"),
+    (
+        (".pftrace", ".perfetto-trace", ".pftrace.gz", ".perfetto-trace.gz"),
+        "a trace of Perfetto in its binary form",
+    ),
 )
 #: Text around which other programs' results may stand: counts only if none of ``_TOOLS`` is found.
 _STARTED_TEST: Final = re.compile(
@@ -188,7 +254,7 @@ def _unpacked(path: Path) -> Iterator[BinaryIO]:
 def _by_text(path: Path, most_bytes: int) -> str:
     tail, searched = b"", 0
     started = has_nccl = False
-    waited: re.Match[bytes] | None = None
+    waited = table = None
     with _unpacked(path) as opened:
         while searched < most_bytes and (chunk := opened.read(_CHUNK_BYTES)):
             text = tail + chunk
@@ -199,6 +265,7 @@ def _by_text(path: Path, most_bytes: int) -> str:
             started = started or _STARTED_TEST.search(text) is not None
             waited = waited or _WATCHDOG.search(text)
             has_nccl = has_nccl or LOG_LINE.search(text) is not None
+            table = table or _ANY_TABLE.search(text)
             tail, searched = chunk[-_OVERLAP_BYTES:], searched + len(chunk)
     if waited and not started:
         work, about = (printable(part.decode(errors="replace")) for part in waited.groups())
@@ -207,7 +274,10 @@ def _by_text(path: Path, most_bytes: int) -> str:
             "dumps of all ranks tell who was waited for"
         )
     if not started and not has_nccl:
-        return ""
+        if table is None:
+            return ""
+        _, what, why = _TABLES[(table.lastindex or 1) - 1]
+        return f"{what}, {why}"
     with _unpacked(path) as opened:  # again, from its begin
         if not started:
             return about_nccl_log(opened, searched)

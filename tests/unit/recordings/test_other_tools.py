@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,54 @@ OTHERS = [
     ("chakra.0.et", "\x12\x10\x0a\x06schema2\x051.0.1", "is an execution trace"),
     ("ras2.txt", "Communicators... (2)\n", "is a status of a job by NCCL's RAS"),
     ("ds2.log", "comm op: all_reduce | time (ms): 0.5\n", "is a log of DeepSpeed's"),
+    (
+        "results.json",
+        '{"rocprofiler-sdk-tool": [{"metadata": {"pid": 1}}]}',
+        "is a recording of rocprofv3, not a trace of torch.profiler",
+    ),
+    (
+        "ucc.log",
+        "       Count        Size                Time, us                 Bandwidth, GB/s\n"
+        "                                 avg         min         max         avg\n",
+        "is a result of ucc_perftest, which does not tell how many ranks took part",
+    ),
+    (
+        "bench.txt",
+        "The average bandwidth of all_reduce over 16 ranks (5 warmups / 20 trials):\n",
+        "is a result of all_reduce_bench.py, which rounds times and does not tell hosts",
+    ),
+    ("links.txt", "nvbandwidth Version: v0.8\n", "is a result of a test of copies between GPUs"),
+    (
+        "p2p.txt",
+        "[P2P (Peer-to-Peer) GPU Bandwidth Latency Test]\nDevice: 0, NVIDIA A100\n",
+        "which measures links, not a collective",
+    ),
+    (
+        "gpu0.prom",
+        '# HELP nccl\nnccl_p2p_bus_bandwidth_gbs{version="v5.1",node="a"} 5.5\n',
+        "is a file of NCCL Inspector's metrics for Prometheus, which hold means over many calls",
+    ),
+    (
+        "dedicated_log_torch_trace_rank_0.log",
+        'V1 utils.py:5] {"chromium_event": {}, "has_payload": "0123456789abcdef0123456789abcdef"}',
+        "is a log of torch.compile (TORCH_TRACE), which has no times at which collectives ran",
+    ),
+    (
+        "profile.txt",
+        "         Name    Self CPU %      Self CPU   CPU total %     CPU total\n",
+        "is a table of torch.profiler (key_averages), which has sums over calls",
+    ),
+    (
+        "stats.txt",
+        " ** CUDA GPU Kernel Summary (cuda_gpu_kern_sum):\n",
+        "is a table of Nsight Systems, not a trace of torch.profiler",
+    ),
+    (
+        "trace.csv",
+        "Start (ns),Duration (ns),CorrId,GrdX\n1,2,3,4\n",
+        "is a table of Nsight Systems, not a trace of torch.profiler",
+    ),
+    ("job.pftrace.gz", "binary", "is a trace of Perfetto in its binary form"),
     ("job.nsys-rep", "binary", "is a recording of Nsight Systems, not a trace of torch.profiler"),
     (
         "job.sqlite",
@@ -166,14 +216,64 @@ def test_a_job_that_the_watchdog_stopped_is_sent_to_its_dumps(
     assert "train.log is a job's log" in _refusal(tmp_path, capsys)  # in a folder, too
 
 
-def test_a_timeline_of_the_example_plugin_is_no_trace_of_torch(
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            '[{"name": "Group API", "cat": "GROUP_API", "ph": "b", "pid": 1, "ts": 1.5}]',
+            "is a timeline of NCCL's example profiler plugin",
+        ),
+        (
+            '{"traceEvents": [{"ph": "B", "cat": "GPU", "name": "NPKIT_EVENT_SEND_ENTRY"}]}',
+            "is a timeline of NPKit, which shows what happens inside NCCL's kernels",
+        ),
+    ],
+)
+def test_a_timeline_of_what_nccl_does_is_no_trace_of_torch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    path = tmp_path / "timeline.json"
+    path.write_text(text)
+    assert said in _refusal(path, capsys)
+    assert main(["fit", str(path), "--output", str(tmp_path / "profile.json")]) != 0
+    assert said in capsys.readouterr().err
+
+
+def test_a_timeline_of_unitrace_is_no_trace_of_torch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "plugin.json"
-    path.write_text('[{"name": "Group API", "cat": "GROUP_API", "ph": "b", "pid": 1, "ts": 1.5}]')
-    assert "is a timeline of NCCL's example profiler plugin" in _refusal(path, capsys)
+    """It has torch's category of operators, and lists MPI and Level Zero in it."""
+    event = {**annotation("zeCommandListAppendLaunchKernel", 1, 2), "cat": "cpu_op"}
+    host = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "RANK 0 HOST<node1>"}}
+    path = tmp_path / "python.7.0.json"
+    path.write_text(json.dumps({"traceEvents": [host, event]}))
+    assert main(["report", str(path)]) != 0
+    assert "it is no trace of torch.profiler: its processes are RANK 0 HOST<node1>" in (
+        capsys.readouterr().err
+    )
     assert main(["fit", str(path), "--output", str(tmp_path / "profile.json")]) != 0
-    assert "is a timeline of NCCL's example profiler plugin" in capsys.readouterr().err
+    assert "is a timeline of unitrace (Intel), not a trace of" in capsys.readouterr().err
+
+
+def test_a_snapshot_of_memory_is_no_dump_of_flight_recorder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rank_0_snapshot.pickle"
+    for protocol in (2, 5):
+        snapshot = {"segments": [{"address": 1}] * 900, "device_traces": [[]]}
+        path.write_bytes(pickle.dumps(snapshot, protocol=protocol))
+        assert "is a snapshot of torch's memory (torch.cuda.memory)" in _refusal(path, capsys)
+
+
+def test_a_table_in_a_job_s_log_does_not_hide_what_stopped_the_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "train.log"
+    table = "  Name    Self CPU %      Self CPU   CPU total %     CPU total\n"
+    path.write_text(table + WATCHDOG)
+    assert "torch's watchdog stopped WorkNCCL(SeqNum=7" in _refusal(path, capsys)
+    path.write_text(table + NCCL_LOG)
+    assert "is a log with lines of NCCL (NCCL_DEBUG)" in _refusal(path, capsys)
 
 
 def test_a_failed_run_of_nccl_tests_is_no_log_of_nccl_alone(
