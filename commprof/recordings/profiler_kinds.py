@@ -12,15 +12,32 @@ from commprof.recordings.profiler_words import is_collective_range
 #: Names of kernels of NCCL, RCCL, oneCCL and MSCCL, and of kernels of inference servers and
 #: symmetric memory that wait for their peers.
 _COMMUNICATION = re.compile(
-    r"nccl|rccl|msccl|oneccl|(?:^|[^a-z])ccl_|cross_device_reduce|all_?reduce_(?:fusion|prototype)|"
-    r"(?:one|two)_?shot_all_?reduce|multimem_\w*(?:reduce|gather)",
+    r"nccl|rccl|msccl|oneccl|(?:^|[^a-z])ccl_|multimem_\w*(?:reduce|gather)|"
+    r"rmsnormlamport|barrier_kernel\(unsigned int\*\*",
     re.IGNORECASE,
 )
+#: Words in the names of the functions of other such kernels (vLLM, SGLang, TensorRT-LLM,
+#: FlashInfer, AITER); not in their template arguments, which may be those of a fused computation.
+_OF_MANY_RANKS = re.compile(
+    r"all_?reduce|all_?gather|reduce_?scatter|cross_device_(?:reduce|store)", re.IGNORECASE
+)
+#: Names of functions that hold such a word and run on one rank: Inductor names a kernel after the
+#: operators that it fuses, and threads of a block reduce among themselves.
+_OF_ONE_RANK = re.compile(
+    r"^(?:void )?(?:triton_|at::)|(?:warp|block|thread|cta|lane)_?(?:all|reduce_?scatter)|"
+    r"copy_(?:in|out)",
+    re.IGNORECASE,
+)
+_ANONYMOUS = "(anonymous namespace)::"
 #: Names of kernels that communicate between ranks, for which a recording has no details.
 _UNREADABLE = re.compile(
-    r"deep_?ep|nvshmem|rocshmem|intranode::|internode::|symm_mem|userbuffers_|pplx|flux::",
+    r"deep_?ep|nvshmem|rocshmem|intranode::|internode::|symm_mem|userbuffers_|pplx|flux::|mori::|"
+    r"ep(?:dispatch|combine)(?:intra|inter)node|moe_?(?:a2a|all_?to_?all)|mega_moe|"
+    r"a2a_(?:dispatch|combine|pack|unpack)|uccl",
     re.IGNORECASE,
 )
+#: Words of kernels that compute and communicate at once.
+_FUSED = re.compile(r"gemm|matmul", re.IGNORECASE)
 #: Names of copies by CUDA, HIP and Level Zero: within a device, and between two devices.
 _WITHIN_DEVICE = re.compile(r"DtoD|D2D|DeviceToDevice|Device -> Device", re.IGNORECASE)
 _BETWEEN_DEVICES = re.compile(r"PtoP|P2P|Peer", re.IGNORECASE)
@@ -137,7 +154,16 @@ KEPT_ARGUMENTS: Final[tuple[str, ...]] = (
 
 def is_communication(kernel_name: str) -> bool:
     """True if the name is that of a communication kernel, such as one of NCCL."""
-    return _COMMUNICATION.search(kernel_name) is not None
+    if _COMMUNICATION.search(kernel_name):
+        return True
+    return _has_collective(kernel_name) and not _FUSED.search(kernel_name)
+
+
+def _has_collective(kernel_name: str) -> bool:
+    """True if the name of the kernel's function has the word of a collective."""
+    function = re.split(r"[<(]", kernel_name.replace(_ANONYMOUS, ""), maxsplit=1)[0]
+    is_of_one_rank = _OF_ONE_RANK.search(function) is not None
+    return _OF_MANY_RANKS.search(function) is not None and not is_of_one_rank
 
 
 @lru_cache(maxsize=1 << 14)
@@ -158,7 +184,8 @@ def _kernel(name: str, is_collective: bool) -> EventKind:
     if _COPYING_KERNEL.search(name):
         within = "copyBuffer" in name or "DEVICE_TO_DEVICE" in name
         return EventKind.COPY_WITHIN if within else EventKind.OTHER_COPY
-    return EventKind.UNREADABLE_KERNEL if _UNREADABLE.search(name) else EventKind.KERNEL
+    is_unreadable = _UNREADABLE.search(name) is not None or _has_collective(name)
+    return EventKind.UNREADABLE_KERNEL if is_unreadable else EventKind.KERNEL
 
 
 def _copy(name: str, is_collective: bool) -> EventKind:

@@ -16,6 +16,8 @@ from commprof.trace.schema import OPS
 #: Word in the letters of a name, and c10d's name of the operation. The first match counts, so a
 #: word that contains another word comes before that word.
 _OPS_BY_WORD: Final = (
+    # Kernel that ends an all-reduce of FlashInfer, whose namespace names the operation.
+    ("rmsnormlamport", "other"),
     ("allreducecoalesced", "all_reduce_coalesced"),
     ("allreduce", "all_reduce"),
     ("allgatherintotensorcoalesced", "all_gather_into_tensor_coalesced"),

@@ -25,7 +25,7 @@ from commprof.recordings.profiler import read_recording
 from commprof.recordings.profiler_call_columns import in_columns, kinds_of
 from commprof.recordings.profiler_calls import operation
 from commprof.recordings.profiler_events import read_events
-from commprof.recordings.profiler_kinds import is_communication
+from commprof.recordings.profiler_kinds import Category, EventKind, is_communication, kind_of
 from commprof.recordings.profiler_rank import recorded_rank
 from commprof.recordings.profiler_windows import of_one_process
 from commprof.trace import columns
@@ -181,6 +181,21 @@ def test_other_files_in_an_archive_are_ignored(tmp_path: Path) -> None:
         ("void mscclKernel_Sum_half_Simple<false>(ncclDevComm*)", "other"),
         ("oneccl_allreduce_pcie_fp32", "all_reduce"),
         ("rcclKernel_AllToAllPivot(x)", "all_to_all"),
+        ("void vllm::cross_device_reduce_1stage<__half, 8>(vllm::RankData*)", "all_reduce"),
+        ("void quickreduce::allreduce_prototype_twoshot<x>(x)", "all_reduce"),
+        ("void tensorrt_llm::kernels::twoShotAllReduceKernel<__half, 8, false>(x)", "all_reduce"),
+        ("void flashinfer::trtllm_mnnvl_allreduce::oneshotAllreduceFusionKernel<x>", "all_reduce"),
+        # It waits for the second half of the same all-reduce, and is no call of its own.
+        ("void flashinfer::trtllm_mnnvl_allreduce::rmsNormLamport_fusion<x>(x)", "other"),
+        ("void sglang::all_reduce_1shot_push_kernel<x>(sglang::Params)", "all_reduce"),
+        (
+            "_ZN5aiter33reduce_scatter_cross_device_storeIDF16bLi8EEEvPNS_8RankDataE",
+            "reduce_scatter",
+        ),
+        ("void aiter::allgather_lastdim<__half, 8>(aiter::RankData*)", "all_gather"),
+        ("_all_gather_kernel_inner", "all_gather"),
+        ("void (anonymous namespace)::two_shot_all_reduce_kernel<x>(x)", "all_reduce"),
+        ("(anonymous namespace)::barrier_kernel(unsigned int**, int, int, int)", "barrier"),
     ],
 )
 def test_communication_kernels_are_recognised_by_name(name: str, op: str) -> None:
@@ -188,9 +203,35 @@ def test_communication_kernels_are_recognised_by_name(name: str, op: str) -> Non
     assert operation(name) == op
 
 
-@pytest.mark.parametrize("name", ["ampere_sgemm", "void at::native::reduce_kernel<512>", "Memset"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("ampere_sgemm", "void at::native::reduce_kernel<512>", "Memset"),
+        # Inductor names a kernel after what it fuses, and a template's arguments tell an epilogue.
+        "triton_red_fused_all_gather_into_tensor_add_3",
+        "void at::native::vectorized_elementwise_kernel<4, all_reduce>(int)",
+        "void cutlass::device_kernel<cutlass::AllReduceEpilogue>(x)",
+        *("void blockAllReduce(float*)", "void warpReduceScatter<x>(x)"),
+        *("all_gather_copy_in_kernel", "void aiter::local_device_load_rmsnorm<x>(x)"),
+    ],
+)
 def test_other_kernels_are_not_taken_for_communication(name: str) -> None:
-    assert not is_communication(name)
+    assert kind_of(Category.KERNEL, name, is_collective=False) is EventKind.KERNEL
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("void deep_ep::internode_ll::combine<true>(x)", "EpDispatchIntraNodeKernel_bf16"),
+        "void tensorrt_llm::kernels::moe_comm::moeA2ADispatchKernel<8>(int const*)",
+        "void flashinfer::trtllm_alltoall::moeAllToAllKernel<x>(x)",
+        # What computes and communicates at once is neither.
+        *("kernel_all_gather_matmul_persistent", "void gemm_reduce_scatter<x>(x)"),
+    ],
+)
+def test_kernels_that_communicate_without_details_are_told_apart(name: str) -> None:
+    kind = kind_of(Category.KERNEL, name, is_collective=False)
+    assert kind is EventKind.UNREADABLE_KERNEL
 
 
 LAUNCH: Event = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1}
