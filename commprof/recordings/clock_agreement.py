@@ -33,6 +33,15 @@ _ENDS_TOGETHER = codes_of(*SYNCHRONISING)
 _IN_WINDOW: Final = 16
 _WINDOW_NS: Final = 1_000_000_000
 _MOST_WINDOWS: Final = 64
+#: The last of the reasons for which ends differ, and what helps: on devices, and on hosts.
+_ON_DEVICES: Final = (
+    "ranks share a GPU and therefore end collectives at different times. Record the same steps on "
+    "all ranks, with one rank per GPU"
+)
+_ON_HOSTS: Final = (
+    "threads waited for a core before they could end a collective. Traces of one host need no "
+    "comparison if they name it (host_name), as torch.profiler does unless use_python_export is set"
+)
 #: Largest accepted disagreement of the ends, as a share of the collectives' longest time on any
 #: rank.
 _MOST_SHARE: Final = 0.2
@@ -87,11 +96,11 @@ def with_compared_clocks(traces: Sequence[Trace]) -> tuple[list[Trace], str]:
     if stepped := _stepped(_rates(end_ns, reached), [trace.rank for trace in traces]):
         return list(traces), f"{remark}: {stepped}"
     if disagreement.sum() > _MOST_SHARE * ends.longest_ns.sum():
+        has_device = any(trace.device_activity is not None for trace in traces)
         return list(traces), (
             f"{remark}: the ends differ too much to separate waiting from transfer, so neither is "
             "shown. Possible reasons: a clock jumped, the ranks recorded different collectives, or "
-            "ranks share a GPU and therefore end collectives at different times. Record the same "
-            "steps on all ranks, with one rank per GPU"
+            f"{_ON_DEVICES if has_device else _ON_HOSTS}"
         )
     return [
         _with_records(trace, times_ns, offset[:, i], error[:, i]) for i, trace in enumerate(traces)

@@ -680,3 +680,26 @@ def test_collectives_of_other_threads_may_be_missing(
     text = trace([span("ProfilerStep#0", 0, 1000), *events])
     problems = read(written(tmp_path / "job", [text])).problems
     assert any("other Python threads" in said for said in problems) == says
+
+
+@pytest.mark.parametrize("names_host", [True, False])
+def test_traces_of_one_host_need_no_comparison_of_clocks(tmp_path: Path, names_host: bool) -> None:
+    """Threads see the ends of collectives late by turns; torch's writer in Python names no host."""
+    texts = []
+    for rank in (0, 1):
+        events = []
+        for step in range(6):
+            at, late = 1000 * step, 400 * (step % 2 == rank)
+            events += [
+                span(f"ProfilerStep#{step}", at, at + 1000),
+                operator("c10d::allreduce_", at + 100, at + 110, **READ),
+                span("gloo:all_reduce", at + 105, at + 400 + late, GLOO, **READ),
+                operator("aten::mm", at + 900, at + 990),
+            ]
+        text = trace(events, rank)
+        texts.append(text if names_host else text.replace('"host_name": "host", ', ""))
+    problems = " ".join(read(written(tmp_path / "job", texts)).problems)
+    assert ("the ends differ too much to separate waiting from transfer" in problems) != names_host
+    told = "Traces of one host need no comparison if they name it (host_name)" in problems
+    assert told != names_host
+    assert "one rank per GPU" not in problems
