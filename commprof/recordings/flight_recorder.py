@@ -29,11 +29,11 @@ from typing import Any, NamedTuple
 from commprof.errors import TraceError
 from commprof.invocation import quoted
 from commprof.recordings.containers import few
+from commprof.recordings.element_types import c10d_type, element_bytes
 from commprof.recordings.flight_recorder_alike import INTEGERS, alike_entries
 from commprof.recordings.flight_recorder_files import dump_files
 from commprof.recordings.objects import without_collections
 from commprof.text import named_ranks, printable
-from commprof.trace.schema import ELEMENT_BYTES
 
 #: Largest size of a tensor in bytes; a damaged dump may contain larger ones.
 _LARGEST_SIZE = 1 << 63
@@ -580,7 +580,7 @@ def _is_of_library_file(file: str) -> bool:
 
 
 def _dtype(dtypes: Any) -> str:
-    return str(dtypes[0])[:40] if isinstance(dtypes, list) and dtypes else ""
+    return c10d_type(str(dtypes[0])[:40]) if isinstance(dtypes, list) and dtypes else ""
 
 
 def _bytes(sizes: Any, dtypes: Any) -> int:
@@ -588,8 +588,8 @@ def _bytes(sizes: Any, dtypes: Any) -> int:
         return -1
     total = 0
     for dims, dtype in zip(sizes, dtypes, strict=False):
-        size = ELEMENT_BYTES.get(str(dtype)[:40], -1)
-        if size < 0 or not isinstance(dims, list):
+        size = element_bytes(str(dtype)[:40])
+        if not size or not isinstance(dims, list):
             return -1
         for dim in dims:
             length = dim if type(dim) is int and 0 <= dim < 2**63 else _integer(dim, "a size")

@@ -12,25 +12,18 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from commprof.recordings.element_types import c10d_type, element_bytes
 from commprof.recordings.profiler_events import ProfilerEvents
 from commprof.recordings.profiler_named import Event
 from commprof.recordings.profiler_words import operation
 from commprof.trace import schema
 from commprof.trace.documents import MOST_RANKS
-from commprof.trace.schema import ELEMENT_BYTES, NO_SEQ
+from commprof.trace.schema import NO_SEQ
 
 Ints = npt.NDArray[np.int64]
 
 #: Largest size; larger numbers in a recording are not sizes.
 MOST_BYTES: Final = 2**62
-#: Bytes of an element by type name: the names in c10d's metadata, and the C++ names in the
-#: profiler's input types, without "c10::".
-_ELEMENT_BYTES: Final = {
-    **{name.lower(): size for name, size in ELEMENT_BYTES.items()},
-    **{"signed char": 1, "unsigned char": 1, "unsigned short": 2, "unsigned int": 4},
-    **{"long int": 8, "unsigned long": 8, "complex<float>": 8, "complex<double>": 16},
-    **dict.fromkeys(("complex<at::half>", "complex<c10::half>"), 4),
-}
 #: Operations with a root.
 ROOTED: Final = tuple(schema.OPS[code] for code in schema.ROOTED)
 
@@ -113,16 +106,11 @@ def external_id(event: Event) -> int:
     return _whole(event.arguments.get("External id", event.arguments.get("external id")))
 
 
-def element_bytes(type_name: str) -> int:
-    """Returns the bytes of an element of a type; 0 if the name is not that of a type."""
-    return _ELEMENT_BYTES.get(type_name.lower().removeprefix("c10::"), 0)
-
-
 def described(name: str, args: dict[str, Any], world_size: int) -> Call:
     """Makes a call from a name and arguments; its times are still unset."""
     op = operation(name)
     # Without a known type or a number of elements, the size is unknown.
-    dtype = str(args.get("dtype", "")) if "In msg nelems" in args else ""
+    dtype = c10d_type(str(args.get("dtype", ""))) if "In msg nelems" in args else ""
     size = element_bytes(dtype)
     ranks = _numbers(args.get("Process Group Ranks"))
     in_group = _whole(args.get("Group size"))

@@ -21,7 +21,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from commprof.recordings.profiler_calls import ROOTED, Call, described, element_bytes
+from commprof.recordings.element_types import element_bytes
+from commprof.recordings.profiler_calls import ROOTED, Call, described
 from commprof.recordings.profiler_events import Intervals, ProfilerEvents
 from commprof.recordings.profiler_handed_over import OF_DEVICES
 from commprof.recordings.profiler_named import Event

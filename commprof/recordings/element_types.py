@@ -1,0 +1,44 @@
+"""Types of elements, by the names that torch, its Python interface and NCCL give them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from commprof.trace.schema import ELEMENT_BYTES
+
+#: c10d's name of a type ("Float") by its name in Python ("torch.float32") and in NCCL
+#: ("ncclFloat32"): torch's annotations of CUDA graphs and its recorder over CUPTI use these.
+_IN_C10D: Final = {
+    **{"float64": "Double", "float32": "Float", "float16": "Half", "bfloat16": "BFloat16"},
+    **{"int64": "Long", "int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte"},
+    **{"complex32": "ComplexHalf", "complex64": "ComplexFloat", "complex128": "ComplexDouble"},
+    **{"float8e4m3": "Float8_e4m3fn", "float8e5m2": "Float8_e5m2", "bool": "Bool"},
+    **{name.lower(): name for name in ELEMENT_BYTES if name.startswith(("Float8", "UInt"))},
+}
+_PREFIXES: Final = ("torch.", "nccl", "c10::")
+#: Bytes of an element by the names in c10d's metadata, and by the C++ names in the profiler's input
+#: types, without "c10::".
+_BYTES: Final = {
+    **{name.lower(): size for name, size in ELEMENT_BYTES.items()},
+    **{"signed char": 1, "unsigned char": 1, "unsigned short": 2, "unsigned int": 4},
+    **{"long int": 8, "unsigned long": 8, "complex<float>": 8, "complex<double>": 16},
+    **dict.fromkeys(("complex<at::half>", "complex<c10::half>"), 4),
+    **dict.fromkeys(("float8_e8m0fnu", "float4_e2m1fn_x2"), 1),
+}
+
+
+@lru_cache(maxsize=1 << 10)
+def c10d_type(name: str) -> str:
+    """Returns c10d's name of a type that Python or NCCL names; other names as they are."""
+    bare = name.lower()
+    for prefix in _PREFIXES:
+        bare = bare.removeprefix(prefix)
+    return _IN_C10D.get(bare, name)
+
+
+@lru_cache(maxsize=1 << 10)
+def element_bytes(type_name: str) -> int:
+    """Returns the bytes of an element of a type; 0 if the name is not that of a type."""
+    bare = c10d_type(type_name).lower().removeprefix("c10::").removeprefix("torch.")
+    return _BYTES.get(bare, 0)
