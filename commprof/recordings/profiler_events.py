@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
 
-from commprof.recordings.json_events import EventReader, Scan, with_floats
+from commprof.recordings.json_events import Digits, EventReader, Scan, with_floats
 from commprof.recordings.profiler_kinds import (
     BEGINS_OF,
     CATEGORIES,
     COLLECTIVE,
     COLUMN_OF,
+    COPY_KIND,
     KEPT_ARGUMENTS,
     LAUNCHES,
     LIST_OF,
@@ -343,7 +344,11 @@ def _take(event: dict[str, Any], end: dict[str, Any], events: ProfilerEvents) ->
         return
     arguments = event.get("args")
     arguments = arguments if type(arguments) is dict else {}
-    kind = kind_of(of_category, name, COLLECTIVE in arguments)
+    if isinstance(copied := arguments.get(COPY_KIND), str) and type(copied) is not Digits:
+        is_whole = end is event
+        event = {**event, "name": f"{name} {copied}"}
+        end = event if is_whole else end
+    kind = kind_of(of_category, event["name"], COLLECTIVE in arguments)
     if _put_if_timed(kind, event, end, arguments, events):
         events.note_process(of_category, event.get("pid"))
 

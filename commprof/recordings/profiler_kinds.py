@@ -144,6 +144,9 @@ OF_DEVICE: Final = (
 LAUNCHES: Final = (EventKind.LAUNCH, EventKind.GRAPH_LAUNCH)
 #: Argument that shows that an event is part of a collective.
 COLLECTIVE: Final = "Collective name"
+#: Argument of a copy, such as "DtoD", that is read as the last word of its name: torch's own writer
+#: over CUPTI (torch 2.13) names every copy "Memcpy". The C++ scanner knows this key.
+COPY_KIND: Final = "copy kind"
 #: Arguments that are stored for events of the kinds in ``LIST_OF``.
 KEPT_ARGUMENTS: Final[tuple[str, ...]] = (
     *(COLLECTIVE, "Process Group Name", "Process Group Description", "Group size", "Seq"),

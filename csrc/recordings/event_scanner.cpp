@@ -160,6 +160,13 @@ std::optional<Time> timeOf(std::string_view token, bool isInNs) {
   return Time{int64_t(whole) * 1000 + int64_t(part), false};
 }
 
+// Returns the name of a copy, followed by its kind.
+std::string nameOfCopy(std::string_view name, std::string_view kind) {
+  std::string whole(name);
+  whole.pop_back();
+  return whole.append(" ").append(unquoted(kind)).append("\"");
+}
+
 // Reads the begin of an event, whose unit is us. A whole number that is too
 // large for us is in ns since 1970.
 std::optional<Time> momentOf(std::string_view token) {
@@ -209,6 +216,7 @@ struct EventScanner::Tokens {
   std::string_view correlation;
   std::string_view device;
   std::string_view stream;
+  std::string_view copyKind;
   bool isCollective = false;
 };
 
@@ -255,6 +263,8 @@ EventScanner::Outcome EventScanner::scanEvent(
       tokens.device = value;
     } else if (key == "stream") {
       tokens.stream = value;
+    } else if (key == "copy kind") {
+      tokens.copyKind = value;
     } else if (key == collective_) {
       tokens.isCollective = true;
     }
@@ -262,6 +272,7 @@ EventScanner::Outcome EventScanner::scanEvent(
   };
   const auto arguments = [&] {
     tokens.correlation = tokens.device = tokens.stream = tokens.arguments = {};
+    tokens.copyKind = {};
     tokens.isCollective = false;
     scan.skipSpace();
     if (scan.next() != '{') {
@@ -354,7 +365,10 @@ bool EventScanner::addRow(const Tokens& tokens, std::string_view text) {
   }
   noteProcess(category, tokens.process);
   events_.category.push_back(category);
-  events_.name.push_back(names_.number(tokens.name));
+  events_.name.push_back(
+      isString(tokens.copyKind)
+          ? names_.number(nameOfCopy(tokens.name, tokens.copyKind))
+          : names_.number(tokens.name));
   events_.startNs.push_back(begin->ns);
   events_.endNs.push_back(begin->ns + length->ns);
   events_.thread.push_back(*thread);

@@ -39,7 +39,9 @@ class Texts {
 // clock.
 struct EventColumns {
   std::vector<int64_t> category; // index in the list of categories
-  std::vector<int64_t> name; // index in names()
+  // Index in names(). The name of a copy between memories ends with the value
+  // of its argument "copy kind", if it has one.
+  std::vector<int64_t> name;
   std::vector<int64_t> startNs;
   std::vector<int64_t> endNs;
   std::vector<int64_t> thread; // -1 if the thread is not a whole number

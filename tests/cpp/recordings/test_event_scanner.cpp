@@ -52,6 +52,19 @@ void eventsBecomeRows() {
   CHECK((scanner.combinations()[1] == std::vector<int64_t>{-1, -1}));
 }
 
+void copiesAreNamedByTheirKind() {
+  const std::string text =
+      R"([{"ph": "X", "cat": "kernel", "name": "Memcpy", "ts": 1, "dur": 2,)"
+      R"( "args": {"copy kind": "DtoD"}}, )"
+      R"({"ph": "X", "cat": "kernel", "name": "Memcpy", "ts": 4, "dur": 2,)"
+      R"( "args": {"copy kind": 3}}])";
+  EventScanner scanner = newScanner();
+  CHECK(scanner.scan(text, 1) == text.size() - 1);
+  const std::vector<int64_t>& name = scanner.events().name;
+  CHECK(scanner.names()[size_t(name[0])] == R"("Memcpy DtoD")");
+  CHECK(scanner.names()[size_t(name[1])] == R"("Memcpy")");
+}
+
 void integersAreWholeNumbers() {
   const std::vector<std::pair<std::string, int64_t>> values = {
       {"7", 7},
@@ -160,6 +173,7 @@ void unusualEventsAreLeft() {
 
 int main() {
   eventsBecomeRows();
+  copiesAreNamedByTheirKind();
   integersAreWholeNumbers();
   namesKeepTheirNumbers();
   cutOffEventsAreLeft();

@@ -262,6 +262,27 @@ def test_the_verdict_says_how_much_of_compute_has_a_known_phase(tmp_path: Path) 
     assert "compute (30.0% forward and backward, 50.0% phase not known): 80.0%" in found.headline
 
 
+@pytest.mark.parametrize(
+    ("kind", "hides"),
+    [("DtoD", True), ("PtoP", False), ("HtoD", False), ("DtoH", False), ("Unknown", False)],
+)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_the_kind_of_a_copy_may_be_an_argument(
+    tmp_path: Path, kind: str, hides: bool, indent: int | None
+) -> None:
+    copied = copy("Memcpy", 300, 500)
+    copied["args"]["copy kind"] = kind  # as torch 2.13's own recorder over CUPTI writes it
+    begin = {key: value for key, value in copied.items() if key != "dur"}
+    end = {"ph": "E", "pid": copied["pid"], "tid": copied["tid"], "ts": 500}
+    for name, of_copy in (("whole", [copied]), ("halves", [{**begin, "ph": "B"}, end])):
+        events = [annotation("ProfilerStep#1", 0, 1000), all_reduce(200, 400, seq=1), *of_copy]
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(json.loads(document(events, 0)), indent=indent))
+        parts = analyse_in_detail(path)[0].worlds[0].parts
+        assert parts.exposed_ms == pytest.approx(0.1 if hides else 0.2)
+        assert parts.copies_ms == pytest.approx(0.2 if hides else 0.1)
+
+
 def test_copies_can_bound_a_step(tmp_path: Path) -> None:
     events = busy_step(100, "")
     for step in range(4):

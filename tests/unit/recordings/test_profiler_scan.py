@@ -84,7 +84,10 @@ ODD = (
     *("[1,]", '{"a": 1,}', '{"a" 1}', '{"args": 1}', "[" * 70 + "]" * 70, ""),
 )
 FIELDS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args")
-ARGUMENTS = ("correlation", "device", "stream", "Collective name", "Seq", "Input Dims", "other")
+ARGUMENTS = (
+    *("correlation", "device", "stream", "Collective name", "Seq", "Input Dims", "copy kind"),
+    "other",
+)
 CATEGORIES = ("kernel", "gpu_memcpy", "cuda_runtime", "user_annotation", "cpu_op", "ac2g", "hpu_op")
 NAMES = ("ncclKernel_AllReduce", "gemm", "Memcpy HtoD", "cudaLaunchKernel", "nccl:all_reduce")
 
