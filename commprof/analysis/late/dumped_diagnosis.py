@@ -116,10 +116,11 @@ class Diagnosis:
                 "not known"
             )
         if self.kind == "members":
+            where = self.oldest or [f"group {one.group!r}" for one in self.groups]
             return (
-                f"Ranks wait in {listed(self.oldest)}; which ranks belong to "
-                f"{'this group' if len(self.oldest) == 1 else 'these groups'} is not in the dumps, "
-                "so which rank did not arrive cannot be told"
+                f"Ranks wait in {listed(where)}; which ranks belong to "
+                f"{'this group' if len(where) == 1 else 'these groups'} is not in the dumps, "
+                "so whether a rank did not arrive, and which, cannot be told"
             )
         if self.kind == "arrived":
             where = f", the oldest being {listed(self.oldest)}" if self.oldest else ""

@@ -66,6 +66,33 @@ def test_many_ranks_are_named_by_ranges(tmp_path: Path) -> None:
     assert "0 GROUP_0 0-299 2: 0; 1: 1-127 " in said
 
 
+@pytest.mark.parametrize(
+    ("of_rank_0", "of_rank_1", "where"),
+    [
+        # A message alone, as in a pipeline; and two groups, each the oldest of one rank.
+        (["send 0->1"], ["recv 1<-0"], "group '1'; which ranks belong to this group is"),
+        (["1", "2"], ["2", "1"], "group '1' and group '2'; which ranks belong to these groups is"),
+    ],
+)
+def test_ranks_that_wait_in_groups_without_a_list_of_ranks_are_told(
+    tmp_path: Path, of_rank_0: list[str], of_rank_1: list[str], where: str
+) -> None:
+    done = entry("0", 0, state="completed")
+    files = [
+        dump({}, done, *(_pending(what, 1 + at) for at, what in enumerate(waiting)))
+        for waiting in (of_rank_0, of_rank_1, [])
+    ]
+    found = diagnosis(write_dumps(tmp_path, *files))
+    assert culprits(found) == ("members", [])
+    told = f"Ranks wait in {where} not in the dumps, so whether a rank did not arrive, and which, "
+    assert " ".join(render(found, 100).split("\n")).count(f"{told}cannot be told.") == 1
+
+
+def _pending(what: str, at: int) -> dict[str, Any]:
+    """Returns a pending message of group "1", or the first all_reduce of the group named."""
+    return entry("1", 0, what, at=at) if " " in what else entry(what, 0, at=at)
+
+
 def test_a_chain_over_two_groups_is_followed_to_its_origin(tmp_path: Path) -> None:
     groups = {"1": [0, 1], "2": [1, 2]}
     write_dumps(
