@@ -119,6 +119,8 @@ class Dump:
     of_library: bool = True
     #: Time of the first entry, if the rank's buffer has dropped earlier ones; else 0.
     since_ns: int = 0
+    #: True if the dump holds every record since the rank's first one.
+    whole: bool = False
     #: Indices of the process groups that the entries do not name; each rank counts its groups on
     #: its own.
     unnamed: frozenset[int] = frozenset()
@@ -314,7 +316,8 @@ def _dump(rank: int, value: Any, entries_of: _Entries) -> Dump:
     if version and not version.startswith("2."):
         raise ValueError(f"version {version!r} is not supported (allowed: 2.x)")
     config, status = (_dictionary(value, key) for key in ("pg_config", "pg_status"))
-    found, descriptions, first = entries_of.of(value.get("entries", []))
+    found, descriptions, records = entries_of.of(value.get("entries", []))
+    first = min(records, default=0)
     entries = _launches(found)
     ids = {about.pg_id: about.before[0] for about in descriptions}
     of_library = _is_of_library(value, version)
@@ -338,6 +341,7 @@ def _dump(rank: int, value: Any, entries_of: _Entries) -> Dump:
         of_library=of_library,
         # If the first record's id is above 0, earlier records were dropped.
         since_ns=min((entry.created_ns for entry in entries), default=0) if first > 0 else 0,
+        whole=bool(records) and {*records} == {*range(len(records))},
         unnamed=frozenset(about.pg_id for about in descriptions if not about.names_group),
     )
 
@@ -456,11 +460,11 @@ class _Entries:
         #: Descriptions by the ids of alike entries; there is none for entries that cannot be read.
         self._descriptions: dict[int, _Description] = {}
 
-    def of(self, values: list[Any]) -> tuple[list[Entry], list[_Description], int]:
+    def of(self, values: list[Any]) -> tuple[list[Entry], list[_Description], list[int]]:
         """Makes the entries of a dump from their decoded values.
 
-        Also returns the descriptions of the dump's entries, each once, and the least number of
-        a record, 0 if there is none.
+        Also returns the descriptions of the dump's entries, each once, and the numbers of the
+        records.
 
         Raises:
             ValueError: a value does not have the structure of an entry.
@@ -482,7 +486,7 @@ class _Entries:
         if min(record, default=0) < 0:
             record = [_integer(value.get("record_id", 0), "record_id") for value in values]
         used = [self._descriptions[number] for number in dict.fromkeys(numbers)]
-        return entries, used, min(record, default=0)
+        return entries, used, record
 
 
 def _number_and_time(value: Mapping[str, Any], number: str) -> tuple[int, int]:

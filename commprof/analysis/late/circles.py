@@ -41,16 +41,24 @@ class Circle:
     #: comparison singles out ranks.
     told_ranks: tuple[int, ...]
     by_majority: bool
+    #: True if every rank has issued all of these operations, but each first the one in ``waiting``.
+    issued: bool = False
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """All ranks of the circle, sorted."""
         return tuple(sorted(rank for _, ranks in self.waiting for rank in ranks))
 
+    def of_rank(self, rank: int) -> PendingOperation:
+        """The operation in which a rank waits."""
+        return next(operation for operation, ranks in self.waiting if rank in ranks)
+
     def difference(self, words: Words, lines: Mapping[int, str]) -> str:
         """Predicate for the circle's ranks: who waits in which operation, and who differs.
 
         "wait for each other: rank 1 waits in X where rank 0 waits in Y; rank 1 differs from ...".
+        If they have issued all operations: "issued the same calls in different orders: rank 1 first
+        issued X where rank 0 first issued Y; rank 1 differs from ...".
 
         lines: lines of code of ranks, as far as known.
         """
@@ -62,8 +70,9 @@ class Circle:
             texts = []
             for operation, ranks in parts[:_MOST_DESCRIBED]:
                 line = next((f" ({lines[rank]})" for rank in ranks if rank in lines), "")
-                verb = "waits" if len(ranks) == 1 else "wait"
-                texts.append(f"{named_ranks(ranks)} {verb} in {words.operation(operation)}{line}")
+                verb = "waits in" if len(ranks) == 1 else "wait in"
+                verb = "first issued" if self.issued else verb
+                texts.append(f"{named_ranks(ranks)} {verb} {words.operation(operation)}{line}")
             more = len(parts) - len(texts)
             return listed(
                 [*texts, *([f"{more} more {plural(more, 'group')} of ranks"] * (more > 0))]
@@ -71,6 +80,8 @@ class Circle:
 
         where = f"{said(odd)} where {said(rest)}" if rest else said(odd)
         who = who_differs(self.told_ranks, self.by_majority)
+        if self.issued:
+            return f"issued the same calls in different orders: {where}; {who}"
         return f"wait for each other: {where}; {self._order or who}"
 
     @property

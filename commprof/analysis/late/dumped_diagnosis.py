@@ -67,6 +67,12 @@ class Untold(FieldGroup):
     members_told: bool = True
     #: Backends that do not report to Flight Recorder whether an operation has completed.
     untold: tuple[str, ...] = ()
+    #: True if all ranks arrived at operations whose roots, or whose sizes for each rank, may differ
+    #: between ranks: dumps do not hold these.
+    roots_untold: bool = False
+    parts_untold: bool = False
+    #: True if a culprit may wait for a message whose other part the dumps do not show.
+    others_untold: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,8 @@ class Diagnosis:
     mismatch: Mismatch | None = None
     #: If a circle is the cause: the operations in which its ranks wait, and the ranks that differ.
     difference: str = ""
+    #: If the sizes of an all-to-all do not fit: the operation, and what does not fit.
+    unfit: str = ""
     lacks: Untold = Untold()
 
     @property
@@ -123,10 +131,16 @@ class Diagnosis:
                 "so whether a rank did not arrive, and which, cannot be told"
             )
         if self.kind == "arrived":
+            if self.unfit:
+                return f"All ranks arrived at {self.unfit}"
             where = f", the oldest being {listed(self.oldest)}" if self.oldest else ""
             whose, or_else = "All ranks", ""
             if not self.lacks.members_told:
                 whose, or_else = "All ranks with a dump", ", or a rank with no dump did not arrive"
+            if self.lacks.roots_untold:
+                or_else += ", or the ranks name different roots, which dumps do not hold"
+            if self.lacks.parts_untold:
+                or_else += ", or sizes that ranks send to each other do not fit"
             return (
                 f"{whose} arrived at all pending operations{where}: the network, the backend or a "
                 f"device is stuck{or_else}"
@@ -147,6 +161,12 @@ class Diagnosis:
             return (
                 f"{others} {who}; whether {who} {waits} in a send or recv cannot be told, because "
                 "gloo's dumps hold no messages"
+            )
+        if self.lacks.others_untold and self.victims:
+            waits = "waits" if len(self.culprits) == 1 else "wait"
+            return (
+                f"{others} {who}; whether {who} {waits} for another rank in a message cannot be "
+                "told, because full buffers have dropped what ranks did before"
             )
         return f"The job hangs because of {who}" + (f"; {others} {them}" if self.victims else "")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -26,42 +26,37 @@ from commprof.analysis.late.dumped_diagnosis import (
     Untold,
     WordsWithoutGroups,
 )
+from commprof.analysis.late.dumped_ranks import (
+    DumpedRank,
+    groups_by_rank,
+    standings,
+    undumped,
+)
+from commprof.analysis.late.issue_order import key_of
 from commprof.analysis.late.standing import (
-    MOST_RECENT,
-    OwnCall,
+    COUNTERPART,
     PendingOperation,
     Waits,
     Words,
-    own_call,
+    oldest_first,
 )
-from commprof.analysis.late.standstill import Accused, Cause, accused_of, find_cause, waits_of
+from commprof.analysis.late.standstill import (
+    Accused,
+    Cause,
+    Unfit,
+    accused_of,
+    find_cause,
+    waits_of,
+)
 from commprof.recordings.flight_recorder import (
     UNTOLD,
     Dump,
-    Entry,
     members_of,
     read_dumps,
 )
 from commprof.text import counted, named_ranks
-from commprof.trace.documents import Group
-from commprof.trace.schema import OPS
-
-
-@dataclass(frozen=True)
-class DumpedRank:
-    """State of a rank when it wrote its dump; implements ``Standing``."""
-
-    rank: int
-    world_size: int
-    pending: Mapping[int, PendingOperation]
-    next_seq: Mapping[str, int]
-    next_message: Mapping[tuple[str, str, int], int]
-    receives_any: Collection[str]
-    groups: Mapping[str, Group]
-    recent: Sequence[OwnCall] = ()
-    #: The last operation in the dump; None if the dump has no operation.
-    last: Entry | None = None
-
+from commprof.trace.operations import UNEVEN, codes_of
+from commprof.trace.schema import OPS, ROOTED
 
 #: If more culprits than this are missing and each is in groups of its own, the groups are not
 #: named.
@@ -79,14 +74,15 @@ def diagnosis(path: Path) -> Diagnosis:
     members = members_of(dumps)
     seen = {dump.rank for dump in dumps}
     missing = tuple(sorted({r for ranks in members.values() for r in ranks} - seen))
-    groups = _groups_by_rank(members) if missing else {}
-    everybody = [*states, *(_undumped(r, groups, states[0].world_size) for r in missing)]
+    groups = groups_by_rank(members) if missing else {}
+    everybody = [*states, *(undumped(r, groups, states[0].world_size) for r in missing)]
     every_wait = waits_of(everybody)
-    waits = _supported(every_wait, {dump.rank: dump.since_ns for dump in dumps})
+    waits = _supported(every_wait, dumps, states)
     mismatches = _mismatches(dumps)
     cause = find_cause(everybody, waits, mismatches)
     words = DumpedWords(dumps, members)
-    kind, culprits = _culprits(cause, states, waits, words)
+    doubtful = {rank for rank, operations in every_wait.items() if waits[rank] != operations}
+    kind, culprits = _culprits(cause, states, waits, words, doubtful)
     untold = {e.backend for dump in dumps for e in dump.entries if e.state == UNTOLD}
     if kind == "none" and untold:
         kind = "unknown"
@@ -111,12 +107,30 @@ def diagnosis(path: Path) -> Diagnosis:
         oldest=_oldest_of_all(states, words) if kind in ("arrived", "members") else (),
         mismatch=cause.mismatch,
         difference="" if cause.circle is None else _difference(cause.circle, words),
+        unfit=_unfit_text(cause.unfit, words) if kind == "arrived" else "",
         lacks=Untold(
             messages_untold=kind == "absent" and _may_wait_in_a_message(dumps, states, culprits),
             members_told=_pending_groups(states) <= _told_groups(dumps),
             untold=tuple(sorted(untold)),
+            others_untold=kind == "absent"
+            and any(accused.rank in doubtful and not accused.behind for accused in culprits),
+            **_unrecorded(states) if kind == "arrived" else {},
         ),
     )
+
+
+def _unfit_text(unfit: Unfit | None, words: Words) -> str:
+    return "" if unfit is None else f"{_with_line(unfit.operation, words)}: {unfit.sentence}"
+
+
+def _unrecorded(states: Sequence[DumpedRank]) -> dict[str, bool]:
+    """Returns which properties of the ranks' oldest operations may differ, but are not in dumps."""
+    ops = {oldest_first(state)[0].op for state in states if state.pending}
+    codes = {OPS.index(op) for op in ops if op in OPS}
+    return {
+        "roots_untold": bool(codes & {*ROOTED}),
+        "parts_untold": bool(codes & {*codes_of(*UNEVEN)}),
+    }
 
 
 def _difference(circle: Circle, words: Words) -> str:
@@ -152,23 +166,33 @@ def _may_wait_in_a_message(
     return bool(idle) and backends == {"gloo"} and len(dumps) > 1
 
 
-def _supported(waits: Mapping[int, Waits], since_ns: Mapping[int, int]) -> Mapping[int, Waits]:
-    """Leaves out waits for a message that the other rank's buffer may have dropped.
+def _supported(
+    waits: Mapping[int, Waits], dumps: Sequence[Dump], states: Sequence[DumpedRank]
+) -> Mapping[int, Waits]:
+    """Leaves out waits for a message that the other rank may have issued before.
 
-    Messages have no sequence numbers common to both ranks. If a rank's first entry is later than
-    the message for which another rank waits, the rank may have issued its part earlier.
+    If the dump of one of two ranks lacks records, their messages have no common numbers: those that
+    are pending are matched, in order. The other rank may have issued its part earlier if its first
+    entry is later than the message, or if the message is pending only because others of its launch
+    are.
     """
+    since_ns = {dump.rank: dump.since_ns for dump in dumps}
+    by_rank = {state.rank: state for state in states}
+
+    def is_certain(rank: int, operation: PendingOperation, other: int) -> bool:
+        if operation.peer < 0 or other in by_rank[rank].counted:
+            return True
+        if since_ns.get(other, 0) > operation.issue_ns:
+            return False
+        key = operation.group, COUNTERPART[operation.op], by_rank[rank].groups[operation.group].rank
+        in_launch = operation.launch is not None and operation.launch.of_several
+        return not (in_launch and other in by_rank and key in by_rank[other].ended)
+
     return {
         rank: [
-            (operation, known)
+            (operation, ranks)
             for operation, absent in found
-            if (
-                known := tuple(
-                    other
-                    for other in absent
-                    if operation.peer < 0 or since_ns.get(other, 0) <= operation.issue_ns
-                )
-            )
+            if (ranks := tuple(other for other in absent if is_certain(rank, operation, other)))
         ]
         for rank, found in waits.items()
     }
@@ -196,102 +220,17 @@ def _oldest_of_all(states: Sequence[DumpedRank], words: Words) -> tuple[str, ...
     )
 
 
-def standings(dumps: Sequence[Dump]) -> list[DumpedRank]:
-    """Returns the state of each rank when it wrote its dump."""
-    members = members_of(dumps)
-    everybody = {rank for ranks in members.values() for rank in ranks} | {d.rank for d in dumps}
-    with_messages = {entry.group for dump in dumps for entry in dump.entries if entry.is_message}
-    starts = any(entry.state == "started" for dump in dumps for entry in dump.entries)
-    groups = _groups_by_rank(members)
-    return [
-        _standing(
-            *(d, groups.get(d.rank, {}), with_messages, len(everybody)),
-            starts and not _lacks_starts(d),
-        )
-        for d in dumps
-    ]
-
-
-def _lacks_starts(dump: Dump) -> bool:
-    """True if a rank does not record the start of operations (NCCL without timing)."""
-    ended = [entry for entry in dump.entries if entry.state == "completed"]
-    return bool(ended) and not any(entry.has_start for entry in dump.entries)
-
-
-def _undumped(rank: int, groups: Mapping[int, Mapping[str, Group]], world_size: int) -> DumpedRank:
-    """Returns the state of a rank without a dump, as if it had issued nothing."""
-    return DumpedRank(rank, world_size, {}, {}, {}, (), groups.get(rank, {}))
-
-
-def _groups_by_rank(members: Mapping[str, tuple[int, ...]]) -> dict[int, dict[str, Group]]:
-    groups: defaultdict[int, dict[str, Group]] = defaultdict(dict)
-    for number, (name, ranks) in enumerate(members.items()):
-        for place, rank in enumerate(ranks):
-            if name not in groups[rank]:
-                groups[rank][name] = Group(number, name, "", "", place, len(ranks))
-    return groups
-
-
-def _standing(
-    dump: Dump,
-    groups: Mapping[str, Group],
-    with_messages: Container[str],
-    world_size: int,
-    knows_starts: bool,
-) -> DumpedRank:
-    pending: dict[int, PendingOperation] = {}
-    messages: Counter[tuple[str, str, int]] = Counter()
-    # The status also counts entries that a full buffer has dropped. In a group with messages, the
-    # status may count the messages too, so it is not used there.
-    next_seq = {
-        name: seq + 1 for name, seq in dump.last_enqueued.items() if name not in with_messages
-    }
-    issued = sorted(dump.entries, key=lambda entry: entry.created_ns)[-MOST_RECENT:]
-    for number, entry in enumerate(dump.entries):
-        seq = entry.seq
-        is_pending = entry.state in ("scheduled", "started")
-        if entry.is_message and entry.peer < 0:
-            seq = -1
-        elif entry.is_message:
-            if is_pending:
-                key = entry.group, entry.op, entry.peer
-                seq = messages[key]
-                messages[key] += 1
-        else:
-            next_seq[entry.group] = max(next_seq.get(entry.group, 0), seq + 1)
-        if is_pending:
-            pending[number] = PendingOperation(
-                op=entry.op,
-                group=entry.group,
-                seq=seq,
-                peer=entry.peer,
-                bytes_in=entry.bytes_in,
-                bytes_out=entry.bytes_out,
-                issue_ns=entry.created_ns,
-                bucket=-1,
-                in_backward=False,
-                started=entry.state == "started" if knows_starts else None,
-                line=entry.line,
-            )
-    return DumpedRank(
-        dump.rank,
-        world_size,
-        pending,
-        next_seq,
-        dict(messages),
-        {entry.group for entry in dump.entries if entry.is_message and entry.peer < 0},
-        groups,
-        [own_call(one.op, one.group, one.bytes_in, one.bytes_out, one.peer) for one in issued],
-        issued[-1] if issued else None,
-    )
-
-
 def _culprits(
     cause: Cause,
     states: Sequence[DumpedRank],
     waits: Mapping[int, Waits],
     words: Words,
+    doubtful: Container[int],
 ) -> tuple[str, tuple[Accused, ...]]:
+    """Returns the kind of a cause, and its culprits.
+
+    doubtful: ranks that may wait for others in a message.
+    """
     pending = {(one.group, one.seq) for state in states for one in state.pending.values()}
     if not pending:
         return "none", ()
@@ -300,7 +239,11 @@ def _culprits(
     if certain or cause.mismatch is not None:
         told = replace(cause, ranks=certain)
         words = _short_for(certain, waits, words)
-        whys = accused_of(told, waits, words, lambda rank: _absent(by_rank[rank], waits, words))
+
+        def absent(rank: int) -> Accused:
+            return _absent(by_rank[rank], waits, words, rank in doubtful)
+
+        whys = accused_of(told, waits, words, absent)
         behind = bool(certain) and all(rank in cause.behind for rank in certain)
         return "behind" if behind else cause.kind, whys
     if cause.ranks:
@@ -329,31 +272,50 @@ def _short_for(ranks: Sequence[int], waits: Mapping[int, Waits], words: Words) -
     return WordsWithoutGroups() if len(sets) > _MOST_ALONE else words
 
 
-def _absent(state: DumpedRank, waits: Mapping[int, Waits], words: Words) -> Accused:
-    missed, count = _missed(state.rank, waits, words), len(state.pending)
-    before = (
-        f"{counted(count, 'pending operation')}, at which all ranks arrived"
-        if count
-        else "nothing pending"
-    )
+def _absent(
+    state: DumpedRank, waits: Mapping[int, Waits], words: Words, is_doubtful: bool
+) -> Accused:
+    first, count = _first_missed(state.rank, waits), len(state.pending)
+    missed = words.missed(first) + _line_of(first)
+    several = missed
+    issued = [part for part in state.pending.values() if key_of(part) == key_of(first)]
+    if issued:
+        missed, several = (
+            f"{have} not begun {_with_line(issued[0], words)}" for have in ("has", "have")
+        )
+    before = "nothing pending"
+    if count:
+        others = "whose other parts may be missing" if is_doubtful else "at which all ranks arrived"
+        before = (
+            f"{counted(count, 'pending operation')}, {others}{', the oldest' * (count > 1)}: "
+            f"{_with_line(oldest_first(state)[0], words)}"
+        )
     last = ""
     if state.last is not None and state.last.line:
         last = f"; the last call was {state.last.op} at {state.last.line}"
     return Accused(
-        state.rank, f"{missed}; it has {before}{last}", f"{missed}; they have {before}{last}"
+        state.rank, f"{missed}; it has {before}{last}", f"{several}; they have {before}{last}"
     )
 
 
 def _missed(rank: int, waits: Mapping[int, Waits], words: Words) -> str:
     """Describes the first operation that others issued and this rank did not."""
-    missed = [op for found in waits.values() for op, absent in found if rank in absent]
-    first = min(missed, key=lambda one: (one.peer >= 0, one.issue_ns))
-    return f"did not arrive at {_with_line(first, words)}"
+    first = _first_missed(rank, waits)
+    return words.missed(first) + _line_of(first)
+
+
+def _first_missed(rank: int, waits: Mapping[int, Waits]) -> PendingOperation:
+    missed = [op for operations in waits.values() for op, absent in operations if rank in absent]
+    return min(missed, key=lambda operation: (operation.peer >= 0, operation.issue_ns))
 
 
 def _with_line(operation: PendingOperation, words: Words) -> str:
     """Describes an operation, and says at which line it was issued if that is known."""
-    return words.operation(operation) + (f" ({operation.line})" if operation.line else "")
+    return words.operation(operation) + _line_of(operation)
+
+
+def _line_of(operation: PendingOperation) -> str:
+    return f" ({operation.line})" if operation.line else ""
 
 
 def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from commprof.analysis.collectives.mismatches import common_bytes
 from commprof.trace.documents import Group
@@ -18,6 +18,23 @@ SILENT = {
     *POINT_TO_POINT,
     *codes_of("reduce_scatter"),
 }
+
+
+#: By part of a message, the part that the other rank issues.
+COUNTERPART: Final = {"send": "recv", "recv": "send"}
+#: Backends that run the operations of a communicator one after the other, in the order of issue.
+IN_ORDER: Final = ("nccl", "xccl")
+
+
+class Launch(NamedTuple):
+    """Operations that a backend such as NCCL runs together, after earlier ones of their queue."""
+
+    #: The communicator that runs its launches one after the other.
+    queue: str
+    #: Number among the launches of a rank, in the order of issue.
+    number: int
+    #: True if several operations were launched together: they complete together.
+    of_several: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,6 +64,8 @@ class PendingOperation:
     root: int = -1
     #: File and line that issued the operation, such as "train.py:7"; empty if not known.
     line: str = ""
+    #: None if the backend runs operations independently of the order of issue.
+    launch: Launch | None = None
 
     def __str__(self) -> str:
         """Returns the operation in words."""
@@ -120,6 +139,21 @@ class Words:
     def operation(self, operation: PendingOperation) -> str:
         """Describes an operation."""
         return str(operation)
+
+    def missed(self, operation: PendingOperation) -> str:
+        """Predicate for a rank that another rank waits for in an operation: "did not arrive at X".
+
+        Of a message, the rank lacks the other part.
+        """
+        if operation.op in COUNTERPART:
+            part = COUNTERPART[operation.op]
+            return f"did not issue the {part} for {self.operation(operation)}"
+        return f"did not arrive at {self.operation(operation)}"
+
+
+def oldest_first(state: Standing) -> list[PendingOperation]:
+    """Returns a rank's pending operations in the order of issue."""
+    return sorted(state.pending.values(), key=lambda operation: operation.issue_ns)
 
 
 #: Largest number of calls in ``Standing.recent``: several steps.

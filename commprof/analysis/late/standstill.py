@@ -7,6 +7,12 @@ these ranks did not arrive. If the waits form a circle, ranks issued the operati
 groups in different orders; the ranks that differ are found as in a mismatch, see
 :mod:`commprof.analysis.late.circles`.
 
+A backend such as NCCL issues operations before they run, and runs those of a communicator in the
+order of issue. There a rank also waits for a rank that has issued its part behind another message
+or batch that is still pending. If all ranks have issued all pending operations, but those of
+several groups in different orders, the ranks form a circle as well: calls that are not asynchronous
+run one after the other.
+
 If a pending collective is not the same on all ranks, this mismatch is the cause, not an absent rank
 or the network. An earlier mismatch of the same group is the cause if all ranks have arrived at the
 pending operations.
@@ -20,12 +26,20 @@ complete before all ranks have arrived. So no other rank delays the rank that is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from commprof.analysis.align.matching import needed_ranks
 from commprof.analysis.collectives.mismatches import Mismatch
 from commprof.analysis.late.circles import Circle, chain_to, circle_of
-from commprof.analysis.late.standing import PendingOperation, Standing, Waits, Words
+from commprof.analysis.late.issue_order import key_of, order_waits, queued_behind
+from commprof.analysis.late.standing import (
+    COUNTERPART,
+    PendingOperation,
+    Standing,
+    Waits,
+    Words,
+    oldest_first,
+)
 from commprof.text import clauses, named_ranks
 from commprof.trace.documents import Group
 from commprof.trace.operations import SYNCHRONISING, family
@@ -50,6 +64,25 @@ class Cause:
     mismatch: Mismatch | None = None
     #: The circle in which ranks wait for each other, if that is the cause.
     circle: Circle | None = None
+    #: An all-to-all at which all ranks arrived, if they do not send what they expect.
+    unfit: Unfit | None = None
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """An all-to-all whose ranks together send another number of bytes than they expect."""
+
+    operation: PendingOperation
+    sent_bytes: int
+    expected_bytes: int
+
+    @property
+    def sentence(self) -> str:
+        """What does not fit, as a main clause."""
+        return (
+            f"its ranks send {self.sent_bytes} bytes in all and expect {self.expected_bytes}, so "
+            "the sizes that some rank gives do not fit those of another"
+        )
 
 
 @dataclass(frozen=True)
@@ -94,6 +127,10 @@ def _accused(rank: int, cause: Cause, waits: Mapping[int, Waits], words: Words) 
         number = f"as number {cause.mismatch.seq} of {words.group(cause.mismatch.group)}"
         issued = f"issued {cause.mismatch.of_rank(rank)} {number}"
         return Accused(rank, issued, issued)
+    if cause.circle is not None and cause.circle.issued:
+        issued = words.operation(cause.circle.of_rank(rank))
+        what = f"issued {issued} before what others issued first"
+        return Accused(rank, what, what)
     if cause.circle is not None:
         operation, others = waits[rank][0]
         where = f"in {words.operation(operation)} for {named_ranks(others)}"
@@ -115,7 +152,7 @@ def waits_of(states: Sequence[Standing]) -> dict[int, Waits]:
     return {
         state.rank: [
             (operation, absent)
-            for operation in _oldest_first(state)
+            for operation in oldest_first(state)
             if (absent := late.to(operation, state))
         ]
         for state in states
@@ -136,20 +173,41 @@ class _LateRanks:
                 self._users.setdefault(name, []).append(state)
         #: By group, sequence number and group size: states of the late ranks, and these ranks.
         self._found: dict[tuple[str, int, int], tuple[list[Standing], tuple[int, ...]]] = {}
+        #: By rank, the pending operations that run behind another one; ranks without any are left
+        #: out.
+        self._queued = {state.rank: keys for state in states if (keys := queued_behind(state))}
 
     def to(self, operation: PendingOperation, issuer: Standing) -> tuple[int, ...]:
         """Returns the ranks that ``issuer`` waits for in the operation."""
+        behind = self._behind(operation, issuer)
         if operation.peer >= 0:
             others = self._by_place.get((operation.group, operation.peer), [])
         else:
             others, ranks = self._late(operation, issuer.groups.get(operation.group))
-            if operation.root < 0 and issuer.rank not in ranks:
+            if operation.root < 0 and issuer.rank not in ranks and not behind:
                 return ranks
-        return tuple(
+        late = tuple(
             other.rank
             for other in others
             if other.rank != issuer.rank and _misses(other, operation, issuer)
         )
+        return tuple(sorted({*late, *behind})) if behind else late
+
+    def _behind(self, operation: PendingOperation, issuer: Standing) -> list[int]:
+        """Returns ranks whose part of an operation that could run is behind another operation."""
+        group = issuer.groups.get(operation.group)
+        if not self._queued or operation.launch is None or group is None:
+            return []
+        if key_of(operation) in self._queued.get(issuer.rank, ()):
+            return []
+        if operation.peer < 0:
+            key = key_of(operation)
+            ranks = [rank for rank, keys in self._queued.items() if key in keys]
+        else:
+            key = operation.group, COUNTERPART[operation.op], group.rank, operation.seq
+            others = self._by_place.get((operation.group, operation.peer), [])
+            ranks = [other.rank for other in others if key in self._queued.get(other.rank, ())]
+        return [rank for rank in ranks if rank != issuer.rank]
 
     def _late(
         self, operation: PendingOperation, own: Group | None
@@ -213,7 +271,33 @@ def find_cause(
     mixed = _mismatched(states, mismatches, before=True)
     if mixed is not None:
         return Cause("mismatch", mixed.told_ranks, {}, mixed)
-    return Cause("arrived", (), {})
+    orders = order_waits(states)
+    crossed = [rank for rank in orders if chain_to(rank, orders, [rank])]
+    if crossed:
+        circle = replace(circle_of(crossed, orders, by_rank), issued=True)
+        return Cause("circle", circle.told_ranks or circle.ranks, {}, circle=circle)
+    return Cause("arrived", (), {}, unfit=_unfit(states))
+
+
+def _unfit(states: Sequence[Standing]) -> Unfit | None:
+    """Finds an all-to-all that is pending on all ranks of its group and cannot complete.
+
+    What its ranks send must be what they expect, in bytes over all ranks.
+    """
+    pending: dict[tuple[str, int, int], list[PendingOperation]] = {}
+    for state in states:
+        for operation in state.pending.values():
+            group = state.groups.get(operation.group)
+            if family(operation.op) == "all_to_all" and operation.seq >= 0 and group is not None:
+                key = operation.group, operation.seq, group.size
+                pending.setdefault(key, []).append(operation)
+    for (_, _, size), parts in pending.items():
+        if len(parts) == size and all(min(part.bytes_in, part.bytes_out) >= 0 for part in parts):
+            sent_bytes = sum(part.bytes_in for part in parts)
+            expected_bytes = sum(part.bytes_out for part in parts)
+            if sent_bytes != expected_bytes:
+                return Unfit(parts[0], sent_bytes, expected_bytes)
+    return None
 
 
 def _mismatched(
@@ -237,10 +321,6 @@ def _mismatched(
         if number in pending or earlier:
             return mismatch
     return None
-
-
-def _oldest_first(state: Standing) -> list[PendingOperation]:
-    return sorted(state.pending.values(), key=lambda one: one.issue_ns)
 
 
 def _misses(other: Standing, operation: PendingOperation, issuer: Standing) -> bool:
@@ -267,7 +347,7 @@ def _is_late(other: Standing, operation: PendingOperation, own: Group | None) ->
         return _before(other.next_seq.get(operation.group), operation)
     if own is None or group.rank != operation.peer:
         return False
-    counterpart = "recv" if operation.op == "send" else "send"
+    counterpart = COUNTERPART[operation.op]
     if counterpart == "recv" and operation.group in other.receives_any:
         return False  # a receive from any rank may be the receive of this message
     return _before(other.next_message.get((operation.group, counterpart, own.rank)), operation)
@@ -308,7 +388,7 @@ def _behind_in(
         users: the states of the ranks of each group, by its name.
         pending: each rank's pending collectives, by rank, group and sequence number.
     """
-    oldest = next(iter(_oldest_first(state)), None)
+    oldest = next(iter(oldest_first(state)), None)
     if oldest is None or oldest.peer >= 0 or oldest.silent or oldest.seq < 0:
         return None
     if family(oldest.op) not in SYNCHRONISING:

@@ -18,6 +18,7 @@ from commprof.analysis.late.standing import PendingOperation, Waits, Words
 from commprof.analysis.late.standstill import (
     Accused,
     Cause,
+    Unfit,
     accused_of,
     find_cause,
     reasons,
@@ -25,6 +26,7 @@ from commprof.analysis.late.standstill import (
 )
 from commprof.monitor.rank_state import FollowedRank
 from commprof.text import named_ranks
+from commprof.trace.operations import UNEVEN, family
 
 _NS_PER_S = 1e9
 #: State of a process that has ended; it does not wait for other ranks.
@@ -87,6 +89,8 @@ class Hang:
     mismatch: Mismatch | None = None
     #: The circle in which ranks wait for each other, if that is the cause.
     circle: Circle | None = None
+    #: An all-to-all at which all ranks arrived, if they do not send what they expect.
+    unfit: Unfit | None = None
     #: Ranks with their current file and line: "now at train.py:7", as far as known.
     lines: tuple[tuple[int, str], ...] = ()
 
@@ -153,8 +157,16 @@ class Hang:
         if self.kind == "unmatched":
             waits = "waits" if len(self.waiting) == 1 else "wait"
             return f"{named_ranks(self.waiting)} {waits} in {asked}; the sender is not known"
+        if self.kind == "transfer" and self.unfit is not None:
+            return f"all ranks arrived at {asked}: {self.unfit.sentence}"
         if self.kind == "transfer":
-            return f"all ranks arrived at {asked}, but the network or backend does not complete it"
+            or_else = ""
+            if family(self.operation.op) in UNEVEN:
+                or_else = ", or sizes that ranks send to each other do not fit"
+            return (
+                f"all ranks arrived at {asked}, but the network or backend does not complete it"
+                f"{or_else}"
+            )
         late = [accusation for accusation in self.accused if not accusation.behind]
         if self.kind == "behind":
             return f"{why} ({where}, {lasts})"
@@ -166,7 +178,8 @@ class Hang:
         if self.kind == "held up":
             return f"{why}; last seen: {self.phase}; {wait} in {asked}"
         more = "".join(f"; {why}" for why in reasons(a for a in self.accused if a.behind))
-        return f"{who} did not arrive at {asked}; last seen: {self.phase}; {wait}{more}"
+        missed = f"{Words().missed(self.operation)} ({where}, {lasts})"
+        return f"{who} {missed}; last seen: {self.phase}; {wait}{more}"
 
 
 def find_hang(
@@ -219,7 +232,8 @@ def find_hang(
     mismatch = cause.mismatch if kind == "mismatch" else None
     hang = _described(kind, accused, states, edges, processes, now_ns, mismatch)
     circle = cause.circle if kind == "circle" else None
-    return replace(hang, unseen=tuple(unseen), waited_s=waited_s, circle=circle)
+    unfit = cause.unfit if kind == "transfer" else None
+    return replace(hang, unseen=tuple(unseen), waited_s=waited_s, circle=circle, unfit=unfit)
 
 
 def _known_to_pend(state: FollowedRank, edges: Mapping[int, Waits]) -> list[PendingOperation]:

@@ -129,6 +129,47 @@ def test_only_ranks_that_the_waiting_ranks_need_are_accused(
     assert hang.waiting == tuple(arrived)
 
 
+@pytest.mark.parametrize(
+    ("op", "sizes", "words"),
+    [
+        (
+            "all_to_all_single",
+            [(64, 64), (64, 64), (64, 80)],
+            ": its ranks send 192 bytes in all and expect 208, so the sizes that some rank gives "
+            "do not fit those of another",
+        ),
+        (
+            "all_to_all_single",
+            [(64, 64), (64, 80), (80, 64)],
+            ", but the network or backend does not complete it, or sizes that ranks send to each "
+            "other do not fit",
+        ),
+        ("all_reduce", [(64, 64)] * 3, ", but the network or backend does not complete it"),
+    ],
+)
+def test_an_exchange_whose_sizes_do_not_fit_is_not_called_a_stuck_network(
+    op: str, sizes: list[tuple[int, int]], words: str
+) -> None:
+    ranks = [rank_in_backward(rank, 0) for rank in range(WORLD)]
+    for rank, (bytes_in, bytes_out) in zip(ranks, sizes, strict=True):
+        rank.collective(0, 120 * MS, 0, op=op, bytes_in=bytes_in, bytes_out=bytes_out)
+    hang = found(*map(state, ranks))
+    assert hang is not None
+    assert (hang.kind, hang.accused) == ("transfer", ())
+    assert hang.sentence.endswith(words)
+
+
+def test_a_rank_that_lacks_a_message_s_other_part_is_not_said_to_miss_its_own() -> None:
+    ranks = [rank_in_backward(rank, 0) for rank in range(WORLD)]
+    ranks[0].collective(0, 120 * MS, 0, op="send", aux=1)
+    hang = found(*map(state, ranks))
+    assert hang is not None
+    assert [one.rank for one in hang.accused] == [1]
+    assert hang.sentence.startswith(
+        "rank 1 did not issue the recv for send number 0 of group '0', to its rank 1 (step 1, "
+    )
+
+
 def test_sequence_numbers_of_operations_wrap_at_32_bits() -> None:
     largest = 2**32 - 1
 

@@ -1,0 +1,205 @@
+"""Dumps of NCCL, which issues operations before they run: their order, and what dumps lack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof.analysis.late.dumped_diagnosis import Diagnosis
+from commprof.analysis.late.dumped_hang import diagnosis
+from tests.support.builders.flight_dumps import dump, entry, write_dumps
+
+PAIR = {"0": [0, 1]}
+
+
+def numbered(groups: dict[str, list[int]], *entries: dict[str, Any]) -> dict[str, Any]:
+    """Returns a whole dump: records, times and lines count up from the rank's first entry."""
+    made = [
+        {
+            **one,
+            "record_id": number,
+            "time_created_ns": number + 1,
+            "frames": [{"name": "step", "filename": "/home/me/train.py", "line": 10 + number}],
+        }
+        for number, one in enumerate(entries)
+    ]
+    return dump(groups, *made)
+
+
+def batch(group: str, number: int, *ops: str, state: str = "scheduled") -> list[dict[str, Any]]:
+    """Returns the entries of a batch of messages, as ``batch_isend_irecv`` leaves them."""
+    parts = [entry(group, number, op) for op in ops]
+    whole = entry(group, number, "send 0->1", state)
+    return [*parts, whole | {"profiling_name": "nccl:coalesced"}]
+
+
+def culprits(found: Diagnosis) -> tuple[str, list[int]]:
+    return found.kind, [one.rank for one in found.culprits]
+
+
+def messages(*ops: str) -> list[dict[str, Any]]:
+    return [entry("0", number, op) for number, op in enumerate(ops)]
+
+
+@pytest.mark.parametrize(
+    ("ops", "order"),
+    [
+        (("send", "recv"), "each sends before it receives, so let one of them receive first"),
+        (("recv", "send"), "each receives before it sends, so let one of them send first"),
+    ],
+)
+def test_ranks_that_both_send_first_wait_for_each_other(
+    tmp_path: Path, ops: Sequence[str], order: str
+) -> None:
+    """The host goes on after a send, so all parts are issued; NCCL runs them in order."""
+    arrows = {"send": "->", "recv": "<-"}
+    made = [[f"{op} {rank}{arrows[op]}{1 - rank}" for op in ops] for rank in (0, 1)]
+    found = diagnosis(write_dumps(tmp_path, *(numbered(PAIR, *messages(*one)) for one in made)))
+    assert culprits(found) == ("circle", [0, 1])
+    first, direction = ops[0], "to" if ops[0] == "send" else "from"
+    assert found.sentence.startswith(
+        f"ranks 0, 1 wait for each other: rank 1 waits in {first} {direction} rank 0 in group '0' "
+        f"(GROUP_0) (train.py:10) where rank 0 waits in {first} {direction} rank 1"
+    )
+    assert order in found.sentence
+
+
+def test_ranks_of_which_one_receives_first_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    first = numbered(PAIR, *messages("send 0->1", "recv 0<-1"))
+    found = diagnosis(write_dumps(tmp_path, first, numbered(PAIR, *messages("recv 1<-0"))))
+    assert culprits(found) == ("absent", [1])
+    assert found.culprits[0].why.startswith(
+        "rank 1 did not issue the send for recv from rank 1 in group '0' (GROUP_0) (train.py:11); "
+        "it has 1 pending operation, at which all ranks arrived: recv from rank 0 in group '0'"
+    )
+    healthy = numbered(PAIR, *messages("recv 1<-0", "send 1->0"))
+    assert culprits(diagnosis(write_dumps(tmp_path, first, healthy))) == ("arrived", [])
+
+
+def test_messages_of_other_backends_run_in_any_order(tmp_path: Path) -> None:
+    made = [
+        [one | {"profiling_name": f"ucc:{op}"} for one, op in zip(messages(*ops), ops, strict=True)]
+        for ops in (("send 0->1", "recv 0<-1"), ("send 1->0", "recv 1<-0"))
+    ]
+    found = diagnosis(write_dumps(tmp_path, *(numbered(PAIR, *one) for one in made)))
+    assert culprits(found) == ("arrived", [])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_message_that_completed_in_a_pending_batch_accuses_nobody(
+    tmp_path: Path, whole: bool
+) -> None:
+    """A ring of four ranks: rank 2 lacks its recv, so rank 1's batch stays pending as a whole.
+
+    Rank 1 has received from rank 0, whose batch has completed, and all have issued an all-reduce.
+    """
+    ring = {"0": [0, 1, 2, 3]}
+    dumps = []
+    for rank in range(4):
+        after, before = (rank + 1) % 4, (rank - 1) % 4
+        ops = [f"send {rank}->{after}", f"recv {rank}<-{before}"]
+        issued = []
+        for step in range(4):
+            issued += batch("0", step + 1, *ops, state="completed")
+            issued.append(entry("0", step, state="completed"))
+        last = batch(
+            "0", 5, *ops[: 1 + (rank != 2)], state="scheduled" if rank == 1 else "completed"
+        )
+        made = numbered(ring, *issued, *last, entry("0", 4))
+        if not whole:  # full buffers have dropped the first records
+            made["entries"] = [one | {"record_id": one["record_id"] + 7} for one in made["entries"]]
+        dumps.append(made)
+    found = diagnosis(write_dumps(tmp_path, *dumps))
+    if whole:
+        assert culprits(found) == ("circle", [2])
+        assert found.sentence == (
+            "ranks 1, 2 wait for each other: rank 2 waits in all_reduce number 4 of group '0' "
+            "(GROUP_0) (train.py:28) where rank 1 waits in send to rank 2 in group '0' (GROUP_0) "
+            "(train.py:26); rank 2 differs from its own earlier steps"
+        )
+        return
+    assert culprits(found) == ("absent", [1])
+    assert found.sentence == (
+        "3 other ranks wait for rank 1; whether rank 1 waits for another rank in a message cannot "
+        "be told, because full buffers have dropped what ranks did before"
+    )
+    assert found.culprits[0].why == (
+        "rank 1 has not begun all_reduce number 4 of group '0' (GROUP_0) (train.py:29); it has 3 "
+        "pending operations, whose other parts may be missing, the oldest: send to rank 2 in group "
+        "'0' (GROUP_0) (train.py:26); the last call was all_reduce at train.py:29"
+    )
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_ranks_that_issue_two_groups_in_different_orders_are_told_from_a_stuck_network(
+    tmp_path: Path, starts: bool
+) -> None:
+    """All ranks have issued all calls, which run one after the other; rank 2 turned its order."""
+    groups = {"0": [0, 1, 2], "1": [0, 1, 2]}
+
+    def rank(*order: str) -> dict[str, Any]:
+        done = [entry(group, 1, state="completed") for group in "01" * 3]
+        states = ("started" if starts else "scheduled", "scheduled")
+        last = [entry(group, 2, state=state) for group, state in zip(order, states, strict=True)]
+        for one in [*done, *(last[:1] if starts else [])]:
+            one["time_discovered_started_ns"] = 5 if starts else None
+        return numbered(groups, *done, *last)
+
+    found = diagnosis(write_dumps(tmp_path, rank("0", "1"), rank("0", "1"), rank("1", "0")))
+    assert culprits(found) == ("circle", [2])
+    assert found.sentence == (
+        "ranks 0-2 issued the same calls in different orders: rank 2 first issued all_reduce "
+        "number 2 of group '1' (GROUP_1) (train.py:16) where ranks 0, 1 first issued all_reduce "
+        "number 2 of group '0' (GROUP_0) (train.py:16); rank 2 differs from the majority"
+    )
+    assert found.culprits[0].why == (
+        "rank 2 issued all_reduce number 2 of group '1' (GROUP_1) before what others issued first"
+    )
+    alike = diagnosis(write_dumps(tmp_path, *[rank("0", "1")] * 3))
+    assert culprits(alike) == ("arrived", [])
+
+
+def test_an_operation_at_which_the_culprits_wait_is_named(tmp_path: Path) -> None:
+    """Ranks 2 and 3 name different roots: their broadcast hangs, and the others wait for them."""
+    groups = {"0": [0, 1, 2, 3], "1": [2, 3]}
+    done = entry("0", 1, state="completed")
+    stuck = numbered(groups, done, entry("1", 1, "broadcast"))
+    waits = numbered({"0": [0, 1, 2, 3]}, done, entry("0", 2))
+    found = diagnosis(write_dumps(tmp_path, waits, waits, stuck, stuck))
+    assert culprits(found) == ("absent", [2, 3])
+    assert found.culprits[0].why == (
+        "rank 2 did not arrive at all_reduce number 2 of group '0' (GROUP_0) (train.py:11); it has "
+        "1 pending operation, at which all ranks arrived: broadcast number 1 of group '1' "
+        "(GROUP_1) (train.py:11); the last call was broadcast at train.py:11"
+    )
+
+
+def test_roots_and_parts_that_dumps_lack_are_not_called_a_stuck_network_alone(
+    tmp_path: Path,
+) -> None:
+    def said(op: str, *counts: tuple[int, int]) -> str:
+        made = [
+            numbered(PAIR, entry("0", 1, op) | {"input_sizes": [[sent]], "output_sizes": [[got]]})
+            for sent, got in counts
+        ]
+        found = diagnosis(write_dumps(tmp_path, *made))
+        assert culprits(found) == ("arrived", [])
+        return found.sentence
+
+    assert said("broadcast", (8, 8), (8, 8)).endswith(
+        ": the network, the backend or a device is stuck, or the ranks name different roots, which "
+        "dumps do not hold"
+    )
+    assert said("all_reduce", (8, 8), (8, 8)).endswith("a device is stuck")
+    assert said("all_to_all", (8, 6), (8, 10)).endswith(
+        ": the network, the backend or a device is stuck, or sizes that ranks send to each other "
+        "do not fit"
+    )
+    assert said("all_to_all", (8, 8), (8, 10)) == (
+        "All ranks arrived at all_to_all number 1 of group '0' (GROUP_0) (train.py:10): its ranks "
+        "send 64 bytes in all and expect 72, so the sizes that some rank gives do not fit those of "
+        "another"
+    )
