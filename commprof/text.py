@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Final
 
+#: Between two lines of a path: the second one calls the function of the first.
+CALLED_AT: Final = " < "
 #: Least number of neighbouring ranks, and of equally spaced ranks, that are listed as a range.
 _NEIGHBOURS, _SPACED = 3, 4
 #: Largest number of ranges in a sentence.

@@ -33,7 +33,7 @@ from commprof.recordings.element_types import c10d_type, element_bytes
 from commprof.recordings.flight_recorder_alike import INTEGERS, alike_entries
 from commprof.recordings.flight_recorder_files import dump_files
 from commprof.recordings.objects import without_collections
-from commprof.text import named_ranks, printable
+from commprof.text import CALLED_AT, named_ranks, printable
 
 #: Largest size of a tensor in bytes; a damaged dump may contain larger ones.
 _LARGEST_SIZE = 1 << 63
@@ -44,6 +44,8 @@ _OF_LIBRARY = re.compile(
 )
 #: Largest number of frames of a stack that are searched.
 _MOST_FRAMES = 200
+#: Largest number of lines of a stack that are kept.
+_MOST_LINES = 16
 #: Functions of torch.distributed that gloo runs, and records, as an all-reduce.
 _RUN_AS_ALL_REDUCE = {
     "reduce_scatter": "reduce_scatter",
@@ -94,8 +96,14 @@ class Entry(NamedTuple):
     created_ns: int
     #: True if the dump holds the time at which the operation was seen to start.
     has_start: bool = False
-    #: File and line that issued the operation: "train.py:7"; empty if the dump has no stack of it.
-    line: str = ""
+    #: Lines of the script that issued the operation, the innermost first: "a.py:7 < train.py:20";
+    #: empty if the dump has no stack of it.
+    path: str = ""
+
+    @property
+    def line(self) -> str:
+        """File and line that issued the operation: "train.py:7"; empty if not known."""
+        return self.path.split(CALLED_AT, 1)[0]
 
 
 @dataclass(frozen=True)
@@ -523,7 +531,7 @@ def _description_of(value: Mapping[str, Any]) -> _Description:
     return _Description(
         before=(group[0], backend[:80], op[:80], is_message),
         between=(message[1] if message else -1, state, bytes_in, bytes_out, dtype),
-        after=(bool(value.get("time_discovered_started_ns")), _line_of(value.get("frames"))),
+        after=(bool(value.get("time_discovered_started_ns")), _path_of(value.get("frames"))),
         pg_id=pg_id,
         number="p2p_seq_id" if is_message else "collective_seq_id",
         names_group="process_group" in value,
@@ -556,13 +564,14 @@ def _state_of(value: Mapping[str, Any]) -> str:
     return "scheduled"
 
 
-def _line_of(frames: Any) -> str:
-    """Returns the innermost line of a stack that is not in a library; empty if there is none."""
+def _path_of(frames: Any) -> str:
+    """Returns the lines of a stack that are not in a library; empty if there is none."""
+    lines = []
     for frame in frames[:_MOST_FRAMES] if isinstance(frames, list) else ():
         file = str(frame.get("filename", "")) if isinstance(frame, dict) else ""
         if file and not _is_of_library_file(file):
-            return f"{file.rpartition('/')[2][:80]}:{str(frame.get('line', '?'))[:10]}"
-    return ""
+            lines.append(f"{file.rpartition('/')[2][:80]}:{str(frame.get('line', '?'))[:10]}")
+    return CALLED_AT.join(lines[:_MOST_LINES])
 
 
 def _called(frames: Any) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from commprof.analysis.collectives.kinds import CALLED_AT
+from commprof.text import CALLED_AT
 
 #: By sequence number of the collective in its group: the line at which each rank issued it.
 LinesByNumber = Mapping[int, Mapping[int, str]]
@@ -102,6 +102,31 @@ def shifted_since(lines: LinesByNumber, seq: int) -> tuple[int, tuple[tuple[int,
     while first < seq and of(first) in usual:
         first += 1
     return (first, of(first)) if first < seq else None
+
+
+def innermost(paths: Mapping[int, str]) -> dict[int, str]:
+    """Returns the lines that issued a collective, by rank; ``paths`` as ``call_path`` returns."""
+    return {rank: path.split(CALLED_AT, 1)[0] for rank, path in paths.items()}
+
+
+def lines_of_parts(
+    paths: Mapping[int, str], parts: Sequence[Sequence[int]]
+) -> tuple[tuple[int, str], ...]:
+    """Returns each rank's line in a collective that differs, so that it tells the ranks apart.
+
+    If one line of a helper issued all of the collectives, the lines that called it are added,
+    unless ranks with the same collective were called from different lines.
+
+    Args:
+        paths: by rank, the lines of the script's frames as ``call_path`` returns them; without
+            ranks whose frames are not known.
+        parts: the ranks that issued the same collective.
+    """
+    lines = innermost(paths)
+    apart = dict(told_apart(sorted(paths.items())))
+    if all(len({apart[rank] for rank in ranks if rank in apart}) <= 1 for ranks in parts):
+        lines = apart
+    return tuple(sorted(lines.items()))
 
 
 def told_apart(paths: Sequence[tuple[int, str]]) -> tuple[tuple[int, str], ...]:

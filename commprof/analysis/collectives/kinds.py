@@ -15,7 +15,7 @@ from commprof.analysis.align.matching import Matching
 from commprof.analysis.collectives.calls import Calls, Floats, calls_of
 from commprof.analysis.collectives.traffic import bus_factor
 from commprof.field_groups import FieldGroup
-from commprof.text import printable
+from commprof.text import CALLED_AT, printable
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.documents import Group, group_label
@@ -269,10 +269,6 @@ def _times(calls: Calls, rank_steps: int) -> KindTimes:
         algbw_gb_per_s=algbw_gb_per_s,
         busbw_gb_per_s=algbw_gb_per_s * factor,
     )
-
-
-#: Between two lines of a path: the second one calls the function of the first.
-CALLED_AT: Final = " < "
 
 
 def caller(frames: Sequence[str]) -> str:

@@ -23,6 +23,7 @@ from commprof.analysis.align.alike_ranks import alike_ranks
 from commprof.analysis.collectives.calls_of_passes import FORWARD, advice, library_of, pass_of
 from commprof.analysis.collectives.issuing_lines import (
     OwnLine,
+    lines_of_parts,
     own_line,
     shifted_since,
     told_apart,
@@ -441,13 +442,14 @@ def mismatches_by_group(
             usual = usual_after(_earlier(traces[who], tables[who], parts[who], number, seq))
             earlier = _lines(traces, tables, parts, number, seq, short_line)
             lines = earlier.pop(seq, {})
-            paths = _lines(traces, tables, parts, number, seq - 1, call_path)
+            paths = _lines(traces, tables, parts, number, seq, call_path)
+            here = paths.pop(seq, {})
             shifted = shifted_since(paths, seq)
             if shifted is not None:
                 shifted = shifted[0], told_apart(shifted[1])
             own = own_line(earlier, lines, seq)
             group = list(names)[number][0]
-            made = mismatch_of(group, seq, members, usual, lines, shifted, own)
+            made = mismatch_of(group, seq, members, usual, here, shifted, own)
             calls = dict(zip(member[begin:end].tolist(), row[begin:end].tolist(), strict=True))
             passes = {i: pass_of(traces[i], tables[i], call) for i, call in calls.items()}
             libraries = {
@@ -645,7 +647,7 @@ def mismatch_of(
     seq: int,
     members: Mapping[int, tuple[Issued, int]],
     usual: Issued | None = None,
-    lines: Mapping[int, str] | None = None,
+    paths: Mapping[int, str] | None = None,
     shifted: tuple[int, tuple[tuple[int, str], ...]] | None = None,
     own: OwnLine | None = None,
 ) -> Mismatch:
@@ -656,7 +658,7 @@ def mismatch_of(
         seq: the sequence number.
         members: each rank's collective and its time of issue in ns, on the rank's own clock.
         usual: as in ``Mismatch``.
-        lines: file and line of ranks, as in ``Mismatch``.
+        paths: lines of ranks and of their callers, as ``call_path`` returns them.
         shifted: as in ``Mismatch``.
         own: ``own_line`` of ``Mismatch``.
     """
@@ -664,13 +666,14 @@ def mismatch_of(
     for rank, (issued, _) in sorted(members.items()):
         by_value.setdefault(issued, []).append(rank)
     ordered = sorted(by_value.items(), key=lambda item: (-len(item[1]), item[1][0]))
+    lines = lines_of_parts(paths or {}, [*by_value.values()])
     return Mismatch(
         group,
         seq,
         tuple((issued, tuple(ranks)) for issued, ranks in ordered),
         tuple((rank, issue_ns) for rank, (_, issue_ns) in sorted(members.items())),
         usual,
-        tuple(sorted((lines or {}).items())),
+        lines,
         shifted,
         own,
     )

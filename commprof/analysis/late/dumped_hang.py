@@ -8,7 +8,13 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from commprof.analysis.collectives.issuing_lines import own_line, shifted_since
+from commprof.analysis.collectives.issuing_lines import (
+    innermost,
+    lines_of_parts,
+    own_line,
+    shifted_since,
+    told_apart,
+)
 from commprof.analysis.collectives.mismatches import (
     Issued,
     Mismatch,
@@ -134,7 +140,14 @@ def _unrecorded(states: Sequence[DumpedRank]) -> dict[str, bool]:
 
 
 def _difference(circle: Circle, words: Words) -> str:
-    lines = {rank: one.line for one, ranks in circle.waiting for rank in ranks if one.line}
+    parts = [ranks for _, ranks in circle.waiting]
+    paths = {
+        rank: operation.path
+        for operation, ranks in circle.waiting
+        for rank in ranks
+        if operation.path
+    }
+    lines = dict(lines_of_parts(paths, parts))
     return f"{named_ranks(circle.ranks)} {circle.difference(words, lines)}"
 
 
@@ -324,7 +337,7 @@ def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:
     if not mixed:
         return ()
     issued: dict[tuple[str, int], dict[int, tuple[Issued, int]]] = {}
-    lines: dict[str, dict[int, dict[int, str]]] = {}
+    paths: dict[str, dict[int, dict[int, str]]] = {}
     pending: set[tuple[str, int]] = set()
     for dump in dumps:
         for entry in dump.entries:
@@ -335,9 +348,9 @@ def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:
             key = entry.group, entry.seq
             what = _issued(entry.op, entry.bytes_in, entry.bytes_out, entry.dtype)
             issued.setdefault(key, {}).setdefault(dump.rank, (what, entry.created_ns))
-            if entry.line:
-                of_group = lines.setdefault(entry.group, {})
-                of_group.setdefault(entry.seq, {}).setdefault(dump.rank, entry.line)
+            if entry.path:
+                of_group = paths.setdefault(entry.group, {})
+                of_group.setdefault(entry.seq, {}).setdefault(dump.rank, entry.path)
             if entry.state in ("scheduled", "started"):
                 pending.add(key)
     first: dict[tuple[str, bool], Mismatch] = {}
@@ -354,10 +367,13 @@ def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:
                 for (rank, (_, issue_ns)), value in zip(members.items(), values, strict=True)
             }
             usual = usual_after(earlier.get(group, []))
-            at = lines.get(group, {})
-            shifted = shifted_since(at, seq)
-            own = own_line(at, at.get(seq, {}), seq)
-            first[which] = mismatch_of(group, seq, compared, usual, at.get(seq), shifted, own)
+            of_group = paths.get(group, {})
+            shifted = shifted_since(of_group, seq)
+            if shifted is not None:
+                shifted = shifted[0], told_apart(shifted[1])
+            lines = {number: innermost(by_rank) for number, by_rank in of_group.items()}
+            own = own_line(lines, lines.get(seq, {}), seq)
+            first[which] = mismatch_of(group, seq, compared, usual, of_group.get(seq), shifted, own)
     return tuple(first.values())
 
 

@@ -143,7 +143,7 @@ def _standing(
                 bucket=-1,
                 in_backward=False,
                 started=entry.state == "started" if knows_starts else None,
-                line=entry.line,
+                path=entry.path,
                 launch=launches.get(number),
             )
     return DumpedRank(

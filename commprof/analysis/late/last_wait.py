@@ -229,7 +229,7 @@ def _end(trace: Trace, world_size: int, last_ns: int) -> _End:
             in_backward=bool(table.graph_task[row] >= 0),
             silent=is_silent,
             root=int(table.peer[row]) if op in ROOTED else -1,
-            line=_line(trace, table, row),
+            path=_line(trace, table, row),
         )
         until = ended if failed else last_ns if not is_silent else 0
         waited = until - operation.issue_ns

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
 from commprof.analysis.collectives.mismatches import common_bytes
+from commprof.text import CALLED_AT
 from commprof.trace.documents import Group
 from commprof.trace.operations import codes_of
 from commprof.trace.schema import OPS, POINT_TO_POINT
@@ -62,10 +63,16 @@ class PendingOperation:
     started: bool | None = None
     #: Root, as rank in the group; -1 if the operation has none, or if unknown.
     root: int = -1
-    #: File and line that issued the operation, such as "train.py:7"; empty if not known.
-    line: str = ""
+    #: Lines of the script that issued the operation, the innermost first, such as
+    #: "a.py:7 < train.py:20"; empty if not known.
+    path: str = ""
     #: None if the backend runs operations independently of the order of issue.
     launch: Launch | None = None
+
+    @property
+    def line(self) -> str:
+        """File and line that issued the operation, such as "train.py:7"; empty if not known."""
+        return self.path.split(CALLED_AT, 1)[0]
 
     def __str__(self) -> str:
         """Returns the operation in words."""

@@ -50,7 +50,7 @@ class HangFile:
             "accused": [{"rank": a.rank, "why": a.why, "behind": a.behind} for a in hang.accused],
             "reasons": reasons(hang.accused),
             "mismatch": _mismatch(hang.mismatch),
-            "operation": hang.operation and asdict(hang.operation),
+            "operation": hang.operation and _fields(hang.operation),
             "waiting": list(hang.waiting),
             "pending_s": None if hang.pending_s is None else round(hang.pending_s, 3),
             "waited_s": round(hang.waited_s, 3),
@@ -159,7 +159,15 @@ def _pending(state: FollowedRank, now_ns: int) -> list[dict[str, Any]]:
 
 
 def _operation(operation: PendingOperation, now_ns: int) -> dict[str, Any]:
-    return {**asdict(operation), "pending_s": _ago(now_ns, operation.issue_ns) if now_ns else None}
+    pending_s = _ago(now_ns, operation.issue_ns) if now_ns else None
+    return {**_fields(operation), "pending_s": pending_s}
+
+
+def _fields(operation: PendingOperation) -> dict[str, Any]:
+    """Returns an operation's fields that a running job's records tell."""
+    fields = asdict(operation)
+    del fields["launch"], fields["path"]
+    return {**fields, "line": operation.line}
 
 
 def _ago(now_ns: int, then_ns: int) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from commprof.analysis.collectives.kinds import short_line
+from commprof.analysis.collectives.kinds import call_path
 from commprof.analysis.collectives.mismatches import issue_rows
 from commprof.monitor.watchdog.feed import RankFeed
 from commprof.trace.schema import Kind
@@ -41,9 +41,12 @@ class IssueLines:
                 latest.append((sizes[row["group"]][0], row["seq"], numbers[row["op_id"]]))
         self._feeds[feed.state.rank] = feed
 
-    def of(self, rank: int, group: str, seq: int) -> str:
-        """Returns the line that issued a collective: "train.py:7"; empty if it is not known."""
+    def path_of(self, rank: int, group: str, seq: int) -> str:
+        """Returns the line that issued a collective, and those that called it, see ``call_path``.
+
+        Empty if they are not known.
+        """
         for name, number, stack in reversed(self._latest.get(rank, ())):
             if (name, number) == (group, seq):
-                return short_line(self._feeds[rank].stacks.get(stack, ()))
+                return call_path(self._feeds[rank].stacks.get(stack, ()))
         return ""

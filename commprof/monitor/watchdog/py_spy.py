@@ -10,10 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from commprof import invocation
+from commprof.analysis.collectives.issuing_lines import lines_of_parts
+from commprof.text import CALLED_AT
 
 #: Time limit of py-spy: a process that does not answer must not block the watchdog.
 _TIMEOUT_S = 4.0
@@ -83,14 +86,23 @@ _OF_LIBRARY = re.compile(
 _AFTER_SCRIPT = re.compile(r"^ {4}_shutdown \(threading\.py:\d+\)$", re.MULTILINE)
 
 
-def script_place(stacks: str) -> str:
-    """Text on the script's current line: "now at train.py:7"; empty if not known.
+def script_places(stacks: Mapping[int, str]) -> dict[int, str]:
+    """Returns each rank's text on its script's current line: "now at train.py:7".
 
-    stacks: text of a ``StackDump``.
+    Empty if the line is not known. If all ranks are at one line of a helper, the lines that called
+    it are said too, where they differ.
+
+    stacks: by rank, the text of a ``StackDump``.
     """
-    line = script_line(stacks)
-    if line:
-        return f"now at {line}"
+    paths = {rank: path for rank, text in stacks.items() if (path := script_path(text))}
+    lines = dict(lines_of_parts(paths, [[rank] for rank in paths]))
+    return {
+        rank: f"now at {lines[rank]}" if rank in lines else _left_script(text)
+        for rank, text in stacks.items()
+    }
+
+
+def _left_script(stacks: str) -> str:
     if _AFTER_SCRIPT.search(_main_thread(stacks)):
         return "left its script, by an exception or at its end"
     return ""
@@ -102,17 +114,18 @@ def _main_thread(stacks: str) -> str:
     return main.partition("\nThread ")[0]
 
 
-def script_line(stacks: str) -> str:
-    """Returns the innermost line of the main thread that is not in torch, Python or commprof.
+def script_path(stacks: str) -> str:
+    """Returns the lines of the main thread that are not in torch, Python or commprof.
 
-    stacks: text of a ``StackDump``. The result is such as "train.py:7"; empty if there is no such
-    line.
+    stacks: text of a ``StackDump``. The result begins with the innermost line, such as
+    "helper.py:3 < train.py:7"; empty if there is no such line.
     """
-    for line in _main_thread(stacks).splitlines()[1:]:
-        frame = _FRAME.match(line)
-        if frame is not None and not _OF_LIBRARY.search(frame["file"]):
-            return f"{os.path.basename(frame['file'])}:{frame['line']}"
-    return ""
+    frames = map(_FRAME.match, _main_thread(stacks).splitlines()[1:])
+    return CALLED_AT.join(
+        f"{os.path.basename(frame['file'])}:{frame['line']}"
+        for frame in frames
+        if frame is not None and not _OF_LIBRARY.search(frame["file"])
+    )
 
 
 class NativeDump:

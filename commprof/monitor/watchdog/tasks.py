@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from commprof.analysis.collectives.issuing_lines import lines_of_parts
 from commprof.analysis.collectives.mismatches import (
     Mismatch,
     MismatchFinder,
@@ -172,7 +173,7 @@ class HangTask:
         }
         wanted = [rank for rank in hang.to_compare(here)][:_MOST_READ]
         stacks = {rank: py_spy.dump(here[rank].pid) for rank in wanted}
-        places = {rank: py_spy.script_place(read.text) for rank, read in stacks.items()}
+        places = py_spy.script_places({rank: read.text for rank, read in stacks.items()})
         hang = hang.at(places)
         file.set_sentence(hang.sentence)
         self._log.say(f"HANG {file.number}: {hang.sentence}")
@@ -281,11 +282,13 @@ class MismatchTask:
 
     def _with_lines(self, mismatch: Mismatch) -> Mismatch:
         """Adds the lines that issued the collective, as far as they are known."""
-        rank_lines = (
-            (rank, self._lines.of(rank, mismatch.group, mismatch.seq))
+        paths = {
+            rank: path
             for rank, _ in mismatch.issue_ns
-        )
-        return replace(mismatch, lines=tuple((rank, line) for rank, line in rank_lines if line))
+            if (path := self._lines.path_of(rank, mismatch.group, mismatch.seq))
+        }
+        parts = [ranks for _, ranks in mismatch.issued]
+        return replace(mismatch, lines=lines_of_parts(paths, parts))
 
 
 class AnomalyTask:

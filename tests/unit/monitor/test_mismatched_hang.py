@@ -189,10 +189,24 @@ Thread 12151 (idle): "Thread-1"
 
 
 def test_the_line_of_the_script_is_read_from_a_stack() -> None:
-    assert py_spy.script_line(STACK) == "train.py:8"
-    assert py_spy.script_line(STACK.replace("/home/me/train", "torch/nn/module")) == ""
-    assert py_spy.script_line("") == ""
-    assert py_spy.script_place(STACK) == "now at train.py:8"
+    assert py_spy.script_path(STACK) == "train.py:8 < train.py:20"
+    assert py_spy.script_path(STACK.replace("/home/me/train", "torch/nn/module")) == ""
+    assert py_spy.script_path("") == ""
+    assert py_spy.script_places({3: STACK}) == {3: "now at train.py:8"}
+
+
+def test_ranks_at_one_line_of_a_helper_are_told_by_the_lines_that_call_it() -> None:
+    other = STACK.replace("train.py:20", "train.py:30")
+    assert py_spy.script_places({0: STACK, 1: other, 2: ""}) == {
+        0: "now at train.py:8, called at train.py:20",
+        1: "now at train.py:8, called at train.py:30",
+        2: "",
+    }
+    elsewhere = STACK.replace("train.py:8", "train.py:9")
+    assert py_spy.script_places({0: STACK, 1: elsewhere}) == {
+        0: "now at train.py:8",
+        1: "now at train.py:9",
+    }
 
 
 def test_a_main_thread_that_waits_for_other_threads_has_left_its_script() -> None:
@@ -205,8 +219,9 @@ Thread 7 (idle): "MainThread"
 Thread 9 (idle): "Thread-1 (load)"
     load (train.py:5)
 """
-    assert py_spy.script_place(ended) == "left its script, by an exception or at its end"
-    assert py_spy.script_place(ended.replace("_shutdown", "wait")) == ""
+    left = "left its script, by an exception or at its end"
+    assert py_spy.script_places({1: ended}) == {1: left}
+    assert py_spy.script_places({1: ended.replace("_shutdown", "wait")}) == {1: ""}
 
 
 def test_the_report_of_a_mismatch_says_at_which_lines_the_ranks_are(
@@ -233,6 +248,28 @@ def test_the_report_of_a_mismatch_says_at_which_lines_the_ranks_are(
         "hang_1_rank_0.stack.txt",
         "hang_1_rank_1.stack.txt",
     }
+
+
+def test_a_mismatch_of_one_helper_is_told_by_the_recorded_lines_that_call_it() -> None:
+    def frames(rank: int) -> tuple[str, ...]:
+        by = 30 if rank == 1 else 20
+        return ("/me/helper.py:3 reduced", f"/me/train.py:{by} main")
+
+    made = job([{"bytes": 8}, {"bytes": 12}, {"bytes": 8}])
+    for rank in made:
+        rank.stacks = {7: frames(rank.rank)}
+        rank.stack(1, 7)
+    seen: list[Any] = feeds(made)
+    for feed, rank in zip(seen, made, strict=True):
+        feed.stacks = rank.stacks
+    differing = MismatchTask(Log(Path("/nonexistent"), quiet=True))
+    differing.poll(seen, 0)
+    (mismatch,) = differing.known()
+    assert (
+        "rank 1 issued an all_reduce(sum) of 12 bytes as Float (helper.py:3, called at train.py:30)"
+        " where ranks 0, 2 issued an all_reduce(sum) of 8 bytes as Float (helper.py:3, called at "
+        "train.py:20); rank 1 differs from the majority"
+    ) in mismatch.sentence
 
 
 def test_dead_ranks_have_no_stacks_in_the_report_of_a_mismatch(

@@ -203,3 +203,77 @@ def test_roots_and_parts_that_dumps_lack_are_not_called_a_stuck_network_alone(
         "send 64 bytes in all and expect 72, so the sizes that some rank gives do not fit those of "
         "another"
     )
+
+
+def called(by: int, one: dict[str, Any], helper: int = 3) -> dict[str, Any]:
+    """Returns an entry that a helper's line issued, which a line of the script called."""
+    frames = [
+        {"name": "all_reduce", "filename": "/x/site-packages/torch/distributed/c.py", "line": 1},
+        {"name": "reduced", "filename": "/home/me/helper.py", "line": helper},
+        {"name": "main", "filename": "/home/me/train.py", "line": by},
+    ]
+    return one | {"frames": frames}
+
+
+def test_calls_of_one_helper_are_told_apart_by_the_lines_that_call_it(tmp_path: Path) -> None:
+    ranks = {"0": [0, 1, 2]}
+    last = [
+        called(20, entry("0", 2)),
+        called(30, entry("0", 2, count=9)),
+        called(20, entry("0", 2)),
+    ]
+    found = diagnosis(write_dumps(tmp_path, *(dump(ranks, one) for one in last)))
+    assert culprits(found) == ("mismatch", [1])
+    assert found.sentence == (
+        "The ranks issued different collectives as number 2 of group '0': rank 1 issued an "
+        "all_reduce of 36 bytes as Float (helper.py:3, called at train.py:30) where ranks 0, 2 "
+        "issued an all_reduce of 32 bytes as Float (helper.py:3, called at train.py:20); rank 1 "
+        "differs from the majority"
+    )
+
+
+def test_ranks_that_agree_are_not_told_apart_by_the_lines_that_call_a_helper(
+    tmp_path: Path,
+) -> None:
+    """Ranks 0 and 2 issue the same call from different lines, so that no line tells them apart."""
+    ranks = {"0": [0, 1, 2]}
+    last = [
+        called(20, entry("0", 2)),
+        called(30, entry("0", 2, count=9)),
+        called(40, entry("0", 2)),
+    ]
+    found = diagnosis(write_dumps(tmp_path, *(dump(ranks, one) for one in last)))
+    assert (
+        "issued an all_reduce of 36 bytes as Float (helper.py:3) where ranks 0, 2 issued an "
+        in (found.sentence)
+    )
+    assert "called at" not in found.sentence
+
+
+def test_a_call_that_a_rank_left_out_is_told_by_the_line_that_calls_a_helper(
+    tmp_path: Path,
+) -> None:
+    """Rank 1 leaves out the call at line 25; its next call has the same size."""
+    both = {0: (20, 25, 26), 1: (20, 26, 40)}
+    dumps = []
+    for lines in both.values():
+        issued = [called(by, entry("0", seq)) for seq, by in enumerate(lines)]
+        if lines[2] == 40:
+            issued[2] = called(40, entry("0", 2, "barrier"))
+        dumps.append(dump(PAIR, *issued))
+    found = diagnosis(write_dumps(tmp_path, *dumps))
+    assert (
+        "before that, number 1 agrees only in operation and size: rank 1 issued it at helper.py:3, "
+        "called at train.py:26, rank 0 issued it at helper.py:3, called at train.py:25"
+    ) in found.sentence
+
+
+def test_a_circle_of_one_helper_is_told_by_the_lines_that_call_it(tmp_path: Path) -> None:
+    groups = {"1": [0, 1], "2": [0, 1]}
+    first, second = called(20, entry("1", 1)), called(30, entry("2", 1))
+    found = diagnosis(write_dumps(tmp_path, dump(groups, first), dump(groups, second)))
+    assert culprits(found) == ("circle", [0, 1])
+    assert (
+        "rank 1 waits in all_reduce number 1 of group '2' (GROUP_2) (helper.py:3, called at "
+        in (found.sentence)
+    )
