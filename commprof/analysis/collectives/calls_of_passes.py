@@ -6,11 +6,11 @@ pass that the others do not run, or leaves one out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from commprof.analysis.align.interfaces import ddp_logs
-from commprof.text import named_ranks
+from commprof.text import listed, named_ranks
 from commprof.trace import columns
 from commprof.trace.columns import Collectives
 from commprof.trace.exchanged import trained_by
@@ -84,7 +84,7 @@ def _before_fsdp_forward(frames: Sequence[str]) -> bool:
 
 
 def advice(passes: Mapping[int, str], lines: Mapping[int, str], library: str) -> str:
-    """Returns advice if only some ranks issued the call in a pass, and the others in none.
+    """Returns advice if ranks differ in the passes that issued the call, or in parts of a pass.
 
     Args:
         passes: by rank, the pass that issued its call.
@@ -95,6 +95,8 @@ def advice(passes: Mapping[int, str], lines: Mapping[int, str], library: str) ->
         One or two sentences; empty if no such advice holds.
     """
     names = {name for name in passes.values() if name}
+    if {*passes.values()} == {FORWARD} and library == SHARDED:
+        return _of_parts(passes, lines)
     running = [rank for rank, name in passes.items() if name]
     others = [rank for rank, name in passes.items() if not name]
     if len(names) != 1 or not others:
@@ -122,6 +124,22 @@ def advice(passes: Mapping[int, str], lines: Mapping[int, str], library: str) ->
     return (
         f"{said}. Let all ranks run that pass, or none of them: it makes a call that all ranks of "
         "the group must make, as SyncBatchNorm and mixtures of experts do."
+    )
+
+
+def _of_parts(ranks: Iterable[int], lines: Mapping[int, str]) -> str:
+    """Returns advice if all ranks gather parameters in forward passes, but at different lines."""
+    by_line: dict[str, list[int]] = {}
+    for rank in sorted(ranks):
+        by_line.setdefault(lines.get(rank, ""), []).append(rank)
+    if "" in by_line or len(by_line) < 2:
+        return ""
+    parts = sorted(by_line.items(), key=lambda item: (len(item[1]), item[1]))
+    where = listed([f"{named_ranks(ranks)} at {line}" for line, ranks in parts])
+    return (
+        f"Ranks run different parts of sharded models: {where}. All ranks must run the same parts "
+        "in the same order: let all run what only some need, with zeros where a rank has nothing "
+        "for it."
     )
 
 

@@ -12,7 +12,7 @@ afterwards is wrong after each missing record. Only recorded properties are comp
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,13 +22,15 @@ import numpy.typing as npt
 from commprof.analysis.align.alike_ranks import alike_ranks
 from commprof.analysis.collectives.calls_of_passes import FORWARD, advice, library_of, pass_of
 from commprof.analysis.collectives.issuing_lines import (
+    LinesByNumber,
     OwnLine,
+    innermost,
     lines_of_parts,
     own_line,
     shifted_since,
     told_apart,
 )
-from commprof.analysis.collectives.kinds import call_path, short_line
+from commprof.analysis.collectives.kinds import call_path
 from commprof.text import counted, listed, named_ranks
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
@@ -440,16 +442,9 @@ def mismatches_by_group(
             }
             who = int(member[begin])
             usual = usual_after(_earlier(traces[who], tables[who], parts[who], number, seq))
-            earlier = _lines(traces, tables, parts, number, seq, short_line)
-            lines = earlier.pop(seq, {})
-            paths = _lines(traces, tables, parts, number, seq, call_path)
-            here = paths.pop(seq, {})
-            shifted = shifted_since(paths, seq)
-            if shifted is not None:
-                shifted = shifted[0], told_apart(shifted[1])
-            own = own_line(earlier, lines, seq)
             group = list(names)[number][0]
-            made = mismatch_of(group, seq, members, usual, here, shifted, own)
+            paths = _paths(traces, tables, parts, number, seq)
+            made = with_lines(mismatch_of(group, seq, members, usual), paths)
             calls = dict(zip(member[begin:end].tolist(), row[begin:end].tolist(), strict=True))
             passes = {i: pass_of(traces[i], tables[i], call) for i, call in calls.items()}
             libraries = {
@@ -468,23 +463,22 @@ def mismatches_by_group(
     return tuple(found.values()), differing
 
 
-def _lines(
+def _paths(
     traces: Sequence[Trace],
     tables: Sequence[Collectives],
     parts: Sequence[_Keys],
     group: int,
     seq: int,
-    line_of: Callable[[Sequence[str]], str],
 ) -> dict[int, dict[int, str]]:
-    """Returns the lines that issued a group's collectives up to ``seq``, by number and rank.
+    """Returns the lines that issued a group's collectives up to ``seq``, and those that called it.
 
-    ``line_of``: returns the line, or the path of lines, of a call's frames.
+    By number and rank, as ``call_path`` returns them.
 
     The more ranks a group has, the fewer of its earlier collectives are read. Calls without a
     recorded stack are left out.
     """
     before = max(_COMPARED, _MOST_LINES // len(traces))
-    lines: dict[int, dict[int, str]] = {}
+    paths: dict[int, dict[int, str]] = {}
     for trace, table, keys in zip(traces, tables, parts, strict=True):
         if not trace.stacks:
             continue
@@ -492,12 +486,12 @@ def _lines(
         wanted = (keys.key >> 32 == group) & (number <= seq) & (number >= seq - before)
         stacks = columns.stacks(trace, table.op_id[keys.row[wanted]])
         texts = {
-            stack: line_of(trace.stacks.get(stack, ())) for stack in np.unique(stacks).tolist()
+            stack: call_path(trace.stacks.get(stack, ())) for stack in np.unique(stacks).tolist()
         }
         for place, stack in zip(number[wanted].tolist(), stacks.tolist(), strict=True):
             if texts[stack]:
-                lines.setdefault(place, {})[trace.rank] = texts[stack]
-    return lines
+                paths.setdefault(place, {})[trace.rank] = texts[stack]
+    return paths
 
 
 def _earlier(trace: Trace, table: Collectives, keys: _Keys, group: int, seq: int) -> list[Issued]:
@@ -647,9 +641,6 @@ def mismatch_of(
     seq: int,
     members: Mapping[int, tuple[Issued, int]],
     usual: Issued | None = None,
-    paths: Mapping[int, str] | None = None,
-    shifted: tuple[int, tuple[tuple[int, str], ...]] | None = None,
-    own: OwnLine | None = None,
 ) -> Mismatch:
     """Makes a ``Mismatch`` from the collectives that ranks issued under one sequence number.
 
@@ -658,22 +649,32 @@ def mismatch_of(
         seq: the sequence number.
         members: each rank's collective and its time of issue in ns, on the rank's own clock.
         usual: as in ``Mismatch``.
-        paths: lines of ranks and of their callers, as ``call_path`` returns them.
-        shifted: as in ``Mismatch``.
-        own: ``own_line`` of ``Mismatch``.
     """
     by_value: dict[Issued, list[int]] = {}
     for rank, (issued, _) in sorted(members.items()):
         by_value.setdefault(issued, []).append(rank)
     ordered = sorted(by_value.items(), key=lambda item: (-len(item[1]), item[1][0]))
-    lines = lines_of_parts(paths or {}, [*by_value.values()])
     return Mismatch(
         group,
         seq,
         tuple((issued, tuple(ranks)) for issued, ranks in ordered),
         tuple((rank, issue_ns) for rank, (_, issue_ns) in sorted(members.items())),
         usual,
-        lines,
-        shifted,
-        own,
+    )
+
+
+def with_lines(mismatch: Mismatch, paths: LinesByNumber) -> Mismatch:
+    """Returns a mismatch with what the lines of the script tell of it.
+
+    paths: lines that issued the group's collectives up to the mismatch, and those that called them,
+        as ``call_path`` returns them.
+    """
+    lines = {number: innermost(by_rank) for number, by_rank in paths.items()}
+    shifted = shifted_since(paths, mismatch.seq)
+    parts = [ranks for _, ranks in mismatch.issued]
+    return replace(
+        mismatch,
+        lines=lines_of_parts(paths.get(mismatch.seq, {}), parts),
+        shifted=None if shifted is None else (shifted[0], told_apart(shifted[1])),
+        own_line=own_line(lines, lines.get(mismatch.seq, {}), mismatch.seq),
     )

@@ -8,19 +8,14 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from commprof.analysis.collectives.issuing_lines import (
-    innermost,
-    lines_of_parts,
-    own_line,
-    shifted_since,
-    told_apart,
-)
+from commprof.analysis.collectives.issuing_lines import lines_of_parts
 from commprof.analysis.collectives.mismatches import (
     Issued,
     Mismatch,
     common_bytes,
     mismatch_of,
     usual_after,
+    with_lines,
 )
 from commprof.analysis.late.chains import chains_to
 from commprof.analysis.late.circles import Circle
@@ -367,13 +362,8 @@ def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:
                 for (rank, (_, issue_ns)), value in zip(members.items(), values, strict=True)
             }
             usual = usual_after(earlier.get(group, []))
-            of_group = paths.get(group, {})
-            shifted = shifted_since(of_group, seq)
-            if shifted is not None:
-                shifted = shifted[0], told_apart(shifted[1])
-            lines = {number: innermost(by_rank) for number, by_rank in of_group.items()}
-            own = own_line(lines, lines.get(seq, {}), seq)
-            first[which] = mismatch_of(group, seq, compared, usual, of_group.get(seq), shifted, own)
+            differing = mismatch_of(group, seq, compared, usual)
+            first[which] = with_lines(differing, paths.get(group, {}))
     return tuple(first.values())
 
 

@@ -7,6 +7,7 @@ requested. Always-on mode describes no stacks: there only py-spy shows where a r
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
 from commprof.analysis.collectives.kinds import call_path
 from commprof.analysis.collectives.mismatches import issue_rows
@@ -15,7 +16,7 @@ from commprof.trace.schema import Kind
 
 #: Largest number of collectives of a rank that are kept: a mismatch is searched for as soon as it
 #: is recorded.
-_MOST_KEPT = 128
+_MOST_KEPT = 512
 
 
 class IssueLines:
@@ -41,12 +42,21 @@ class IssueLines:
                 latest.append((sizes[row["group"]][0], row["seq"], numbers[row["op_id"]]))
         self._feeds[feed.state.rank] = feed
 
-    def path_of(self, rank: int, group: str, seq: int) -> str:
-        """Returns the line that issued a collective, and those that called it, see ``call_path``.
+    def of(self, group: str, seq: int, ranks: Collection[int]) -> dict[int, dict[int, str]]:
+        """Returns the lines that issued a group's collectives up to ``seq``, by number and rank.
 
-        Empty if they are not known.
+        Each with the lines that called it, see ``call_path``. Of earlier collectives, only those
+        are returned whose lines are known on all of ``ranks``.
         """
-        for name, number, stack in reversed(self._latest.get(rank, ())):
-            if (name, number) == (group, seq):
-                return call_path(self._feeds[rank].stacks.get(stack, ()))
-        return ""
+        paths: dict[int, dict[int, str]] = {}
+        for rank in ranks:
+            stacks = self._feeds[rank].stacks if rank in self._feeds else {}
+            for name, number, stack in self._latest.get(rank, ()):
+                path = call_path(stacks.get(stack, ())) if name == group and number <= seq else ""
+                if path:
+                    paths.setdefault(number, {})[rank] = path
+        return {
+            number: by_rank
+            for number, by_rank in paths.items()
+            if number == seq or len(by_rank) == len(ranks)
+        }

@@ -12,12 +12,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from commprof.analysis.collectives.issuing_lines import lines_of_parts
 from commprof.analysis.collectives.mismatches import (
     Mismatch,
     MismatchFinder,
     issue_rows,
     issued_of,
+    with_lines,
 )
 from commprof.analysis.late.anomalies import (
     AnomalyFinder,
@@ -281,14 +281,9 @@ class MismatchTask:
             self._log.event("mismatch", mismatch.sentence, mismatch)
 
     def _with_lines(self, mismatch: Mismatch) -> Mismatch:
-        """Adds the lines that issued the collective, as far as they are known."""
-        paths = {
-            rank: path
-            for rank, _ in mismatch.issue_ns
-            if (path := self._lines.path_of(rank, mismatch.group, mismatch.seq))
-        }
-        parts = [ranks for _, ranks in mismatch.issued]
-        return replace(mismatch, lines=lines_of_parts(paths, parts))
+        """Adds what is known of the lines that issued the group's collectives."""
+        ranks = [rank for rank, _ in mismatch.issue_ns]
+        return with_lines(mismatch, self._lines.of(mismatch.group, mismatch.seq, ranks))
 
 
 class AnomalyTask:

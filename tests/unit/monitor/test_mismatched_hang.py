@@ -272,6 +272,32 @@ def test_a_mismatch_of_one_helper_is_told_by_the_recorded_lines_that_call_it() -
     ) in mismatch.sentence
 
 
+def test_the_watchdog_says_since_when_the_ranks_calls_are_shifted() -> None:
+    """Rank 1 leaves out its call at train.py:25; its next call has the same operation and size."""
+    made = job([{"bytes": 8}] * 3)
+    for rank, lines in zip(made, ((20, 25, 30), (20, 30, 40), (20, 25, 30)), strict=True):
+        rank.stacks = {line: (f"/me/train.py:{line} main",) for line in lines}
+        rank.collective(1, 320 * MS, 0, **_typed({"bytes": 8}))
+        rank.collective(2, 330 * MS, 0, **_typed(ODD if rank.rank == 1 else {"bytes": 8}))
+        for number, line in enumerate(lines):
+            rank.stack(number + 1, line)
+    seen: list[Any] = feeds(made)
+    for feed, rank in zip(seen, made, strict=True):
+        feed.stacks = rank.stacks
+    differing = MismatchTask(Log(Path("/nonexistent"), quiet=True))
+    differing.poll(seen, 0)
+    (mismatch,) = differing.known()
+    assert mismatch.told_ranks == (1,)
+    assert mismatch.sentence.endswith(
+        "rank 1 differs from the majority; before that, number 1 agrees only in operation and "
+        "size: rank 1 issued it at train.py:30, ranks 0, 2 issued it at train.py:25, so a call was "
+        "left out or added there"
+    )
+    seen[1].stacks = {}  # as in always-on mode
+    (mismatch,) = differing.known()
+    assert mismatch.shifted is None
+
+
 def test_dead_ranks_have_no_stacks_in_the_report_of_a_mismatch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from commprof.analysis.collectives.calls_of_passes import BACKWARD, DDP, FORWARD, advice
+from commprof.analysis.collectives.calls_of_passes import (
+    BACKWARD,
+    DDP,
+    FORWARD,
+    SHARDED,
+    advice,
+)
 from commprof.analysis.collectives.issuing_lines import shifted_since, told_apart
 from commprof.analysis.collectives.kinds import call_path
 from commprof.analysis.collectives.mismatches import find_mismatches
@@ -145,6 +151,20 @@ def test_a_script_s_own_broadcast_in_forward_is_not_ddp_s() -> None:
 )
 def test_other_mismatches_get_no_advice_on_passes(passes: dict[int, str]) -> None:
     assert advice(passes, LINES, DDP) == ""
+
+
+def test_ranks_in_different_parts_of_a_sharded_model_are_told_to_run_all_parts() -> None:
+    """Rank 1 has no token for an expert, or no image: it skips a unit of FSDP."""
+    passes = dict.fromkeys(range(3), FORWARD)
+    lines = {0: "moe.py:16", 1: "moe.py:17", 2: "moe.py:16"}
+    assert advice(passes, lines, SHARDED) == (
+        "Ranks run different parts of sharded models: rank 1 at moe.py:17 and ranks 0, 2 at "
+        "moe.py:16. All ranks must run the same parts in the same order: let all run what only "
+        "some need, with zeros where a rank has nothing for it."
+    )
+    assert advice(passes, lines, "") == ""
+    assert advice(passes, dict.fromkeys(range(3), "moe.py:16"), SHARDED) == ""
+    assert advice(passes, {0: "moe.py:16", 1: "moe.py:17"}, SHARDED) == ""
 
 
 def test_lines_and_several_ranks_are_said_in_the_advice() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from commprof.analysis.collectives.issuing_lines import OwnLine, own_line, shifted_since
-from commprof.analysis.collectives.mismatches import Issued, mismatch_of
+from commprof.analysis.collectives.mismatches import Issued, mismatch_of, with_lines
 
 TRAIN, EVALUATE, END = "train.py:8", "train.py:10", "train.py:11"
 BROADCAST = Issued("broadcast", "Float", "", 2048, 0)
@@ -20,7 +22,8 @@ def test_a_rank_that_issues_at_a_line_of_its_own_is_told() -> None:
     own = own_line(lines, at_mismatch, 40)
     assert own == OwnLine((0,), EVALUATE, 4)
     members = {0: (BROADCAST, 1), 1: (BARRIER, 2)}
-    told = mismatch_of("0", 40, members, BROADCAST, {0: EVALUATE, 1: END}, None, own)
+    told = with_lines(mismatch_of("0", 40, members, BROADCAST), {40: {0: EVALUATE, 1: END}})
+    told = replace(told, own_line=own)
     assert told.told_ranks == (0,)
     assert told.difference.endswith(
         "where rank 1 issued a barrier (train.py:11); no other rank issued calls at train.py:10, "
@@ -31,11 +34,14 @@ def test_a_rank_that_issues_at_a_line_of_its_own_is_told() -> None:
         "at train.py:10."
     )
 
+    of_all = with_lines(mismatch_of("0", 40, members, BROADCAST), {**lines, 40: at_mismatch})
+    assert (of_all.own_line, of_all.told_ranks) == (own, (0,))
+
 
 def test_a_majority_is_believed_before_a_line_of_a_rank() -> None:
     own = OwnLine((0,), EVALUATE, 4)
     members = {0: (BROADCAST, 1), 1: (BROADCAST, 1), 2: (BARRIER, 2)}
-    told = mismatch_of("0", 40, members, None, {}, None, own)
+    told = replace(mismatch_of("0", 40, members), own_line=own)
     assert told.told_ranks == (2,)
     assert told.difference.endswith("rank 2 differs from the majority")
 
@@ -57,7 +63,7 @@ def test_a_line_at_which_nobody_was_before_tells_nothing() -> None:
 
 def test_the_same_line_with_other_calls_is_said_in_the_remedy() -> None:
     members = {0: (BROADCAST, 1), 1: (BARRIER, 2)}
-    told = mismatch_of("0", 5, members, None, {0: TRAIN, 1: TRAIN})
+    told = with_lines(mismatch_of("0", 5, members), {5: {0: TRAIN, 1: TRAIN}})
     assert told.remedy == (
         "Make all ranks issue the same calls in the same order: at train.py:8 they issue "
         "different ones."

@@ -13,6 +13,7 @@ from commprof.analysis.collectives.mismatches import (
     issued_of,
     mismatch_of,
     usual_after,
+    with_lines,
 )
 from commprof.trace import columns
 from commprof.trace.schema import FLAG_SPARSE, NO_SEQ, UNKNOWN_REDUCE_OP
@@ -240,7 +241,8 @@ def test_ranks_of_which_no_majority_and_no_earlier_step_tells_are_not_told() -> 
 def test_lines_are_said_if_all_ranks_of_a_collective_share_one() -> None:
     lines = {0: "a.py:1", 1: "a.py:2", 2: "a.py:1", 3: "b.py:1"}
     issued = {0: SMALL, 1: OTHER, 2: SMALL, 3: SMALL}
-    found = mismatch_of("0", 5, {r: (one, r) for r, one in issued.items()}, None, lines)
+    differing = mismatch_of("0", 5, {r: (one, r) for r, one in issued.items()})
+    found = with_lines(differing, {5: lines})
     assert found.difference == (
         "rank 1 issued a barrier (a.py:2) where ranks 0, 2, 3 issued an all_reduce(sum) of 8 bytes "
         "as Float; rank 1 differs from the majority"
