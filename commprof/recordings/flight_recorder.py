@@ -40,7 +40,7 @@ _LARGEST_SIZE = 1 << 63
 _MESSAGE = re.compile(r"(send|recv) (\d+|\?)(?:->|<-)(\d+|\?)")
 #: Files whose lines do not belong to the script.
 _OF_LIBRARY = re.compile(
-    r"/(?:site|dist)-packages/|^<|/torch/distributed/|/commprof/(?:capture|compressors|trials)/|\.(?:cpp|h)$"
+    r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[\d.]*/|^<|/torch/distributed/|/commprof/(?:capture|compressors|trials)/|\.(?:cpp|h)$"
 )
 #: Largest number of frames of a stack that are searched.
 _MOST_FRAMES = 200

@@ -218,7 +218,7 @@ class Mismatch:
                 f"{seq}, {listed(places)}."
             )
         places = [f"{named_ranks(ranks)} at {line}" for line, ranks in self._by_line(self.lines)]
-        if len(places) == 1 and len(self.lines) > 1:
+        if len(places) == 1 and len(self.lines) == len(self.issue_ns):
             return (
                 f"Make all ranks issue the same calls in the same order: at {self.lines[0][1]} "
                 "they issue different ones."

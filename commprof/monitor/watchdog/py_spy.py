@@ -75,11 +75,9 @@ def dump(pid: int) -> StackDump:
 
 
 #: A frame as py-spy prints it: "    all_gather (torch/distributed/distributed_c10d.py:3853)".
-_FRAME = re.compile(r"^ {4}.* \((?P<file>[^()]+):(?P<line>\d+)\)$")
+_FRAME = re.compile(r"^ {4}(?P<function>.*) \((?P<file>[^()]+):(?P<line>\d+)\)$")
 #: Frames of libraries; py-spy cuts their paths after ``site-packages/``.
-_OF_LIBRARY = re.compile(
-    r"^(?:torch|commprof|concurrent|threading|runpy|<)|/(?:site|dist)-packages/"
-)
+_OF_LIBRARY = re.compile(r"^(?:torch|commprof|<)|/(?:site|dist)-packages/")
 
 
 #: Function in which Python's main thread waits for the other threads when the script has ended.
@@ -120,12 +118,20 @@ def script_path(stacks: str) -> str:
     stacks: text of a ``StackDump``. The result begins with the innermost line, such as
     "helper.py:3 < train.py:7"; empty if there is no such line.
     """
-    frames = map(_FRAME.match, _main_thread(stacks).splitlines()[1:])
+    matched = map(_FRAME.match, _main_thread(stacks).splitlines()[1:])
+    frames = [m for m in matched if m is not None and not _OF_LIBRARY.search(m["file"])]
+    # The script itself may have the name of one of Python's modules.
+    modules = [m for m in frames if m["function"] == "<module>"]
     return CALLED_AT.join(
-        f"{os.path.basename(frame['file'])}:{frame['line']}"
-        for frame in frames
-        if frame is not None and not _OF_LIBRARY.search(frame["file"])
+        f"{os.path.basename(m['file'])}:{m['line']}"
+        for m in frames
+        if m in modules[-1:] or not _is_of_python(m["file"])
     )
+
+
+def _is_of_python(file: str) -> bool:
+    """True for a file of Python's own modules: "queue.py", "importlib/__init__.py"."""
+    return file.partition("/")[0].removesuffix(".py") in sys.stdlib_module_names
 
 
 class NativeDump:

@@ -209,6 +209,26 @@ def test_ranks_at_one_line_of_a_helper_are_told_by_the_lines_that_call_it() -> N
     }
 
 
+def test_lines_of_python_s_own_modules_are_not_the_script_s() -> None:
+    """A rank waits for a worker of its data loader, and one still imports torch's modules."""
+    waits = """\
+Process 7: python train.py
+Thread 7 (idle): "MainThread"
+    wait (threading.py:331)
+    get (queue.py:180)
+    _try_get_data (torch/utils/data/dataloader.py:1275)
+    load (data/loading.py:12)
+    <module> (train.py:20)
+"""
+    assert py_spy.script_path(waits) == "loading.py:12 < train.py:20"
+    imports = waits.replace(
+        "load (data/loading.py:12)", "import_module (importlib/__init__.py:126)"
+    )
+    assert py_spy.script_path(imports) == "train.py:20"
+    named_alike = waits.replace("train.py", "profile.py")
+    assert py_spy.script_path(named_alike) == "loading.py:12 < profile.py:20"
+
+
 def test_a_main_thread_that_waits_for_other_threads_has_left_its_script() -> None:
     ended = """\
 Process 7: python train.py

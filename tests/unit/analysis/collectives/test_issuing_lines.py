@@ -68,6 +68,10 @@ def test_the_same_line_with_other_calls_is_said_in_the_remedy() -> None:
         "Make all ranks issue the same calls in the same order: at train.py:8 they issue "
         "different ones."
     )
+    of_three = with_lines(
+        mismatch_of("0", 5, {**members, 2: (BARRIER, 3)}), {5: {0: TRAIN, 1: TRAIN}}
+    )
+    assert "train.py" not in of_three.remedy  # where rank 2 was is not known
 
 
 def test_ranks_at_lines_of_their_own_from_the_first_known_call_on_are_no_shift() -> None:
