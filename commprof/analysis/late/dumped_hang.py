@@ -57,7 +57,7 @@ from commprof.recordings.flight_recorder import (
 )
 from commprof.text import counted, named_ranks
 from commprof.trace.operations import UNEVEN, codes_of
-from commprof.trace.schema import OPS, ROOTED
+from commprof.trace.schema import OPS, ROOTED, comes_before
 
 #: If more culprits than this are missing and each is in groups of its own, the groups are not
 #: named.
@@ -96,7 +96,11 @@ def diagnosis(path: Path) -> Diagnosis:
         kind=kind,
         culprits=culprits,
         victims=tuple(s.rank for s in states if s.pending and s.rank not in ranks),
-        chains=chains_to([state.rank for state in states], waits, ranks, words),
+        chains=chains_to(
+            [state.rank for state in states],
+            *((waits, ranks) if cause.mismatch is None else _to_mismatch(cause.mismatch, waits)),
+            words,
+        ),
         mismatches=mismatches,
         groups=_progress(dumps, states, members),
         read=DumpsRead(
@@ -118,6 +122,26 @@ def diagnosis(path: Path) -> Diagnosis:
             **_unrecorded(states) if kind == "arrived" else {},
         ),
     )
+
+
+def _to_mismatch(
+    mismatch: Mismatch, waits: Mapping[int, Waits]
+) -> tuple[Mapping[int, Waits], list[int]]:
+    """Returns the waits that lead to a mismatch, and the ranks at which they end.
+
+    All ranks of the mismatch are stuck in it, and not in the calls of the group after it.
+    """
+    before = {
+        rank: [
+            (operation, absent)
+            for operation, absent in operations
+            if operation.peer >= 0
+            or operation.group != mismatch.group
+            or comes_before(operation.seq, mismatch.seq)
+        ]
+        for rank, operations in waits.items()
+    }
+    return before, [rank for rank, _ in mismatch.issue_ns]
 
 
 def _unfit_text(unfit: Unfit | None, words: Words) -> str:

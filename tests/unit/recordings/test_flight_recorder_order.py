@@ -278,3 +278,16 @@ def test_a_circle_of_one_helper_is_told_by_the_lines_that_call_it(tmp_path: Path
         "rank 1 waits in all_reduce number 1 of group '2' (GROUP_2) (helper.py:3, called at "
         in (found.sentence)
     )
+
+
+def test_ranks_are_not_said_to_wait_in_calls_after_those_that_differ(tmp_path: Path) -> None:
+    """Ranks 0 and 2 have issued the next bucket too; rank 3 waits for rank 0 in another group."""
+    groups = {"0": [0, 1, 2], "1": [0, 3]}
+    ahead = dump(groups, entry("0", 2), entry("0", 3))
+    alone = dump(groups, entry("1", 5))
+    differs = dump(groups, entry("0", 2, "barrier"))
+    found = diagnosis(write_dumps(tmp_path, ahead, differs, ahead, alone))
+    assert (culprits(found), found.victims) == (("mismatch", [1]), (0, 2, 3))
+    assert [chain.sentence for chain in found.chains] == [
+        "rank 3 waits in all_reduce number 5 of group '1' (GROUP_1) for rank 0"
+    ]
