@@ -80,6 +80,10 @@ _FRAME = re.compile(r"^ {4}(?P<function>.*) \((?P<file>[^()]+):(?P<line>\d+)\)$"
 _OF_LIBRARY = re.compile(r"^(?:torch|commprof|<)|/(?:site|dist)-packages/")
 
 
+#: Functions that make a process group, and wait for all ranks to do so.
+_MAKES_GROUP = re.compile(
+    r"^ {4}(new_group|split_group) \(torch/distributed/distributed_c10d\.py:\d+\)$", re.MULTILINE
+)
 #: Function in which Python's main thread waits for the other threads when the script has ended.
 _AFTER_SCRIPT = re.compile(r"^ {4}_shutdown \(threading\.py:\d+\)$", re.MULTILINE)
 
@@ -95,9 +99,15 @@ def script_places(stacks: Mapping[int, str]) -> dict[int, str]:
     paths = {rank: path for rank, text in stacks.items() if (path := script_path(text))}
     lines = dict(lines_of_parts(paths, [[rank] for rank in paths]))
     return {
-        rank: f"now at {lines[rank]}" if rank in lines else _left_script(text)
+        rank: f"now at {lines[rank]}{_makes_group(text)}" if rank in lines else _left_script(text)
         for rank, text in stacks.items()
     }
+
+
+def _makes_group(stacks: str) -> str:
+    """Text on a function in which a rank makes a process group; empty if it makes none."""
+    made = _MAKES_GROUP.search(_main_thread(stacks))
+    return f", in {made[1]}, which all ranks must call in the same order" if made else ""
 
 
 def _left_script(stacks: str) -> str:

@@ -209,6 +209,14 @@ def test_ranks_at_one_line_of_a_helper_are_told_by_the_lines_that_call_it() -> N
     }
 
 
+def test_a_rank_that_makes_a_group_is_told_that_all_ranks_must() -> None:
+    makes = STACK.replace("    all_gather (", "    new_group (")
+    assert py_spy.script_places({0: STACK, 1: makes}) == {
+        0: "now at train.py:8",
+        1: "now at train.py:8, in new_group, which all ranks must call in the same order",
+    }
+
+
 def test_lines_of_python_s_own_modules_are_not_the_script_s() -> None:
     """A rank waits for a worker of its data loader, and one still imports torch's modules."""
     waits = """\
