@@ -61,7 +61,8 @@ class DumpsRead(FieldGroup):
 class Untold(FieldGroup):
     """Facts that the dumps do not show."""
 
-    #: True if a culprit with nothing pending may wait in a message: gloo's dumps hold no messages.
+    #: True if a culprit, or any rank if nothing is pending, may wait in a message: gloo's dumps
+    #: hold no messages.
     messages_untold: bool = False
     #: True if the dumps name the ranks of every group with pending operations.
     members_told: bool = True
@@ -110,7 +111,12 @@ class Diagnosis:
         """The verdict in one sentence."""
         who = named_ranks([one.rank for one in self.culprits])
         if self.kind == "none":
-            return "No operation is pending in these dumps: they show no hang"
+            where = "outside of torch.distributed's operations"
+            if self.lacks.messages_untold:
+                where = (
+                    "in a send or recv, which gloo's dumps do not hold, or outside of operations"
+                )
+            return f"No operation is pending in these dumps: if the job hangs, then {where}"
         if self.kind == "unknown":
             uneven = any(one.uneven for one in self.groups)
             numbers = "different numbers" if uneven else "the same number"

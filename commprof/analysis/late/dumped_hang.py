@@ -114,7 +114,7 @@ def diagnosis(path: Path) -> Diagnosis:
         difference="" if cause.circle is None else _difference(cause.circle, words),
         unfit=_unfit_text(cause.unfit, words) if kind == "arrived" else "",
         lacks=Untold(
-            messages_untold=kind == "absent" and _may_wait_in_a_message(dumps, states, culprits),
+            messages_untold=_may_wait_in_a_message(kind, dumps, states, culprits),
             members_told=_pending_groups(states) <= _told_groups(dumps),
             untold=tuple(sorted(untold)),
             others_untold=kind == "absent"
@@ -189,13 +189,15 @@ def _told_groups(dumps: Sequence[Dump]) -> set[str]:
 
 
 def _may_wait_in_a_message(
-    dumps: Sequence[Dump], states: Sequence[DumpedRank], culprits: Sequence[Accused]
+    kind: str, dumps: Sequence[Dump], states: Sequence[DumpedRank], culprits: Sequence[Accused]
 ) -> bool:
-    """True if a culprit with nothing pending may wait in a message that its dump does not show."""
-    guilty = {one.rank for one in culprits if not one.behind}
+    """True if a culprit, or any rank if nothing is pending, may wait in a message not in dumps."""
+    guilty = {accused.rank for accused in culprits if not accused.behind}
     idle = {state.rank for state in states if state.rank in guilty and not state.pending}
     backends = {entry.backend for dump in dumps for entry in dump.entries}
-    return bool(idle) and backends == {"gloo"} and len(dumps) > 1
+    if kind == "absent" and not idle:
+        return False
+    return kind in ("absent", "none") and backends == {"gloo"} and len(dumps) > 1
 
 
 def _supported(

@@ -291,3 +291,20 @@ def test_ranks_are_not_said_to_wait_in_calls_after_those_that_differ(tmp_path: P
     assert [chain.sentence for chain in found.chains] == [
         "rank 3 waits in all_reduce number 5 of group '1' (GROUP_1) for rank 0"
     ]
+
+
+def test_dumps_of_gloo_without_a_pending_operation_may_hang_in_a_message(tmp_path: Path) -> None:
+    def said(backend: str) -> str:
+        made = [dump(PAIR, entry("0", 1, state="completed", backend=backend))] * 2
+        found = diagnosis(write_dumps(tmp_path, *made))
+        assert culprits(found) == ("none", [])
+        return found.sentence
+
+    assert said("gloo") == (
+        "No operation is pending in these dumps: if the job hangs, then in a send or recv, which "
+        "gloo's dumps do not hold, or outside of operations"
+    )
+    assert said("nccl") == (
+        "No operation is pending in these dumps: if the job hangs, then outside of "
+        "torch.distributed's operations"
+    )
