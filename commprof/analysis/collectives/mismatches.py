@@ -318,6 +318,8 @@ class MismatchFinder:
         self._earlier: dict[str, deque[Issued]] = {}
         #: Sequence number and members of the latest mismatch, for up to ``_MOST_KEPT`` groups.
         self._latest: dict[str, tuple[int, dict[int, tuple[Issued, int]]]] = {}
+        #: By group, the number of the reported mismatch before the latest one.
+        self._previous: dict[str, int] = {}
         #: For each differing collective in ``_open``: number of polls so far; -1 once it is
         #: reported.
         self._differing: dict[tuple[str, int], int] = {}
@@ -370,6 +372,8 @@ class MismatchFinder:
         for (group, seq), members in ready:
             self.count += 1
             if group in self._latest or len(self._latest) < _MOST_KEPT:
+                if group in self._latest:
+                    self._previous[group] = self._latest[group][0]
                 self._latest[group] = seq, members
             if group not in {one.group for one in self.found} and len(self.found) < _MOST_KEPT:
                 self.found.append(self._made(group, seq, members))
@@ -386,6 +390,16 @@ class MismatchFinder:
         latest = [((group, seq), members) for group, (seq, members) in self._latest.items()]
         newest = [*self._complete, *unfinished][-_MOST_KEPT:]
         return [self._made(*key, members) for key, members in (*latest, *newest)]
+
+    def agree_since(self, group: str, seq: int) -> int:
+        """Returns the number after a group's last mismatch before ``seq``; 0 if there is none."""
+        keys = [*self._differing, *(key for key, _ in self._complete)]
+        numbers = {number for name, number in keys if name == group}
+        if group in self._latest:
+            numbers.add(self._latest[group][0])
+        numbers.add(self._previous.get(group, -1))
+        numbers |= {mismatch.seq for mismatch in self.found if mismatch.group == group}
+        return max((number + 1 for number in numbers if number < seq), default=0)
 
     def _made(self, group: str, seq: int, members: Mapping[int, tuple[Issued, int]]) -> Mismatch:
         return mismatch_of(group, seq, members, usual_after([*self._earlier.get(group, ())]))
@@ -663,14 +677,18 @@ def mismatch_of(
     )
 
 
-def with_lines(mismatch: Mismatch, paths: LinesByNumber) -> Mismatch:
+def with_lines(mismatch: Mismatch, paths: LinesByNumber, agree_since: int = 0) -> Mismatch:
     """Returns a mismatch with what the lines of the script tell of it.
 
-    paths: lines that issued the group's collectives up to the mismatch, and those that called them,
-        as ``call_path`` returns them.
+    Args:
+        mismatch: the mismatch.
+        paths: lines that issued the group's collectives up to the mismatch, and those that called
+            them, as ``call_path`` returns them.
+        agree_since: number since which the group's collectives before the mismatch do not differ.
     """
     lines = {number: innermost(by_rank) for number, by_rank in paths.items()}
-    shifted = shifted_since(paths, mismatch.seq)
+    agreeing = {number: by_rank for number, by_rank in paths.items() if number >= agree_since}
+    shifted = shifted_since(agreeing, mismatch.seq)
     parts = [ranks for _, ranks in mismatch.issued]
     return replace(
         mismatch,

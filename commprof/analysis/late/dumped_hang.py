@@ -376,12 +376,14 @@ def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:
                 pending.add(key)
     first: dict[tuple[str, bool], Mismatch] = {}
     earlier: dict[str, list[Issued]] = {}
+    last_mixed: dict[str, int] = {}
     for (group, seq), members in sorted(issued.items()):
         values = _comparable([what for what, _ in members.values()])
         if len({*values}) == 1:
             earlier.setdefault(group, []).append(values[0])
             continue
         which = group, (group, seq) in pending
+        agree_since, last_mixed[group] = last_mixed.get(group, -1) + 1, seq
         if which not in first and (group, True) not in first:
             compared = {
                 rank: (value, issue_ns)
@@ -389,7 +391,7 @@ def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:
             }
             usual = usual_after(earlier.get(group, []))
             differing = mismatch_of(group, seq, compared, usual)
-            first[which] = with_lines(differing, paths.get(group, {}))
+            first[which] = with_lines(differing, paths.get(group, {}), agree_since)
     return tuple(first.values())
 
 

@@ -305,15 +305,18 @@ def _mismatched(
 ) -> Mismatch | None:
     """Returns the first mismatch that is pending on a rank; None if there is none.
 
-    before: True to accept also a mismatch before a pending collective of its group.
+    before: True to accept also the latest mismatch before a pending collective of its group.
     """
+    mismatches = sorted(mismatches, key=lambda mismatch: mismatch.seq)
+    if before:
+        mismatches = [*{mismatch.group: mismatch for mismatch in mismatches}.values()]
     pending = [
         (one.group, one.seq)
         for state in states
         for one in state.pending.values()
         if one.peer < 0 and one.seq >= 0
     ]
-    for mismatch in sorted(mismatches, key=lambda one: one.seq):
+    for mismatch in mismatches:
         number = mismatch.group, mismatch.seq
         earlier = before and any(
             group == mismatch.group and comes_before(mismatch.seq, seq) for group, seq in pending

@@ -269,8 +269,10 @@ class MismatchTask:
         self._tell(last=False)
 
     def known(self) -> list[Mismatch]:
-        """Returns the mismatches that are known by now."""
-        return [self._with_lines(mismatch) for mismatch in self._finder.known()]
+        """Returns the first mismatch of each group, and the latest that are known by now."""
+        differing = [*self._finder.found, *self._finder.known()]
+        by_number = {(mismatch.group, mismatch.seq): mismatch for mismatch in differing}
+        return [*map(self._with_lines, by_number.values())]
 
     def finish(self) -> None:
         """Reports mismatches that were still waiting for other ranks' collectives."""
@@ -283,7 +285,8 @@ class MismatchTask:
     def _with_lines(self, mismatch: Mismatch) -> Mismatch:
         """Adds what is known of the lines that issued the group's collectives."""
         ranks = [rank for rank, _ in mismatch.issue_ns]
-        return with_lines(mismatch, self._lines.of(mismatch.group, mismatch.seq, ranks))
+        paths = self._lines.of(mismatch.group, mismatch.seq, ranks)
+        return with_lines(mismatch, paths, self._finder.agree_since(mismatch.group, mismatch.seq))
 
 
 class AnomalyTask:

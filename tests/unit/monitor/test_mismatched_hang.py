@@ -314,7 +314,7 @@ def test_the_watchdog_says_since_when_the_ranks_calls_are_shifted() -> None:
         feed.stacks = rank.stacks
     differing = MismatchTask(Log(Path("/nonexistent"), quiet=True))
     differing.poll(seen, 0)
-    (mismatch,) = differing.known()
+    mismatch = differing.known()[-1]
     assert mismatch.told_ranks == (1,)
     assert mismatch.sentence.endswith(
         "rank 1 differs from the majority; before that, number 1 agrees only in operation and "
@@ -324,6 +324,36 @@ def test_the_watchdog_says_since_when_the_ranks_calls_are_shifted() -> None:
     seen[1].stacks = {}  # as in always-on mode
     (mismatch,) = differing.known()
     assert mismatch.shifted is None
+
+
+def test_the_first_pending_mismatch_is_told_though_later_ones_are_known(tmp_path: Path) -> None:
+    """Rank 1 issues a barrier and an all-gather in the other order; both are pending."""
+    made = job([EVEN, ODD, EVEN])
+    for rank, fields in zip(made, (ODD, EVEN, ODD), strict=True):
+        lines = (20, 30, 25) if rank.rank == 1 else (20, 25, 30)
+        rank.stacks = {line: (f"/me/train.py:{line} main",) for line in lines}
+        rank.collective(1, 320 * MS, 0, **_typed(fields))
+        rank.stack(1, lines[1])
+        rank.stack(2, lines[2])
+    seen: list[Any] = feeds(made)
+    for feed, rank in zip(seen, made, strict=True):
+        feed.stacks = rank.stacks
+    differing = MismatchTask(Log(tmp_path, quiet=True))
+    for _ in range(3):  # until both mismatches have been reported
+        differing.poll(seen, 0)
+        for feed in seen:
+            feed.records = feed.records[:0]
+    hang = find_hang(
+        [feed.state for feed in seen],
+        {rank: HungProcess(1000 + rank, "running") for rank in range(3)},
+        *(5 * SECOND, 10 * SECOND, ()),
+        differing.known,
+    )
+    assert hang is not None
+    assert hang.mismatch is not None
+    assert (hang.mismatch.seq, hang.mismatch.told_ranks) == (0, (1,))
+    assert {mismatch.seq for mismatch in differing.known()} == {0, 1}
+    assert {mismatch.shifted for mismatch in differing.known()} == {None}
 
 
 def test_dead_ranks_have_no_stacks_in_the_report_of_a_mismatch(

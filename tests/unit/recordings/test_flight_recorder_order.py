@@ -269,6 +269,18 @@ def test_a_call_that_a_rank_left_out_is_told_by_the_line_that_calls_a_helper(
     ) in found.sentence
 
 
+def test_calls_behind_an_earlier_difference_are_not_said_to_agree(tmp_path: Path) -> None:
+    """Two calls in the other order: the first has completed, with mixed data, the second hangs."""
+    first = [entry("0", 1, "barrier", "completed"), entry("0", 2)]
+    second = [entry("0", 1, state="completed"), entry("0", 2, "barrier")]
+    same = called(10, entry("0", 0, state="completed"))
+    made = [dump(PAIR, same, called(20, one[0]), called(30, one[1])) for one in (first, second)]
+    made[1]["entries"][1:] = [called(30, second[0]), called(20, second[1])]
+    found = diagnosis(write_dumps(tmp_path, *made))
+    assert [mismatch.seq for mismatch in found.mismatches] == [1, 2]
+    assert [mismatch.shifted for mismatch in found.mismatches] == [None, None]
+
+
 def test_a_circle_of_one_helper_is_told_by_the_lines_that_call_it(tmp_path: Path) -> None:
     groups = {"1": [0, 1], "2": [0, 1]}
     first, second = called(20, entry("1", 1)), called(30, entry("2", 1))

@@ -267,4 +267,6 @@ def test_a_job_in_which_every_collective_differs_costs_the_watchdog_little(
         finder.poll()
     assert (finder.count, len(looked_up)) == (1000, 1)
     assert [one.seq for one in finder.known()] == [999]
+    assert [finder.agree_since("0", seq) for seq in (0, 999, 1002)] == [0, 999, 1000]
+    assert finder.agree_since("1", 5) == 0
     assert len(looked_up) == 2
