@@ -6,7 +6,7 @@ pass that the others do not run, or leaves one out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from commprof.analysis.align.interfaces import ddp_logs
@@ -83,13 +83,19 @@ def _before_fsdp_forward(frames: Sequence[str]) -> bool:
     return any(_FSDP in frame and frame.endswith(f" {_GATHERS_UNIT}") for frame in frames)
 
 
-def advice(passes: Mapping[int, str], lines: Mapping[int, str], library: str) -> str:
+def advice(
+    passes: Mapping[int, str],
+    lines: Mapping[int, str],
+    library: str,
+    told: Collection[int] = (),
+) -> str:
     """Returns advice if ranks differ in the passes that issued the call, or in parts of a pass.
 
     Args:
         passes: by rank, the pass that issued its call.
         lines: by rank, the line at which it issued its call, as far as known.
         library: what issued the call in a forward pass, see :func:`library_of`.
+        told: ranks that differ from the others; empty if that cannot be told.
 
     Returns:
         One or two sentences; empty if no such advice holds.
@@ -106,11 +112,7 @@ def advice(passes: Mapping[int, str], lines: Mapping[int, str], library: str) ->
     runs += " of the DDP model" if library == DDP and name == FORWARD else ""
     said = f"R{runs[1:]}, but {_at(others, lines)} {'do' if len(others) > 1 else 'does'} not"
     if name == BACKWARD:
-        who = "they" if len(others) > 1 else "it"
-        return (
-            f"{said}: {who} made a call of {'their' if len(others) > 1 else 'its'} own, left out "
-            "a batch, or left a loop early. Let all ranks decide that together."
-        )
+        return f"{said}: {_why(running, others, told)}. Let all ranks decide that together."
     if library == DDP:
         return (
             f"{said}. To evaluate on one rank call model.module; otherwise let all ranks reach the "
@@ -125,6 +127,15 @@ def advice(passes: Mapping[int, str], lines: Mapping[int, str], library: str) ->
         f"{said}. Let all ranks run that pass, or none of them: it makes a call that all ranks of "
         "the group must make, as SyncBatchNorm and mixtures of experts do."
     )
+
+
+def _why(running: Sequence[int], others: Sequence[int], told: Collection[int]) -> str:
+    """Says what ranks may have done that run a backward pass alone, or that do not run it."""
+    if told and {*told} <= {*running}:
+        who, run = ("they", "run") if len(running) > 1 else ("it", "runs")
+        return f"{who} left out the others' call, or {run} a pass too many"
+    who, whose = ("they", "their") if len(others) > 1 else ("it", "its")
+    return f"{who} made a call of {whose} own, left out a batch, or left a loop early"
 
 
 def _of_parts(ranks: Iterable[int], lines: Mapping[int, str]) -> str:

@@ -208,7 +208,8 @@ class Mismatch:
     @property
     def remedy(self) -> str:
         """Advice on the change, with the lines at which the ranks issued the collective."""
-        if advised := advice(dict(self.passes), dict(self.lines), self.library):
+        told = self.told_ranks
+        if advised := advice(dict(self.passes), dict(self.lines), self.library, told):
             return advised
         if self.shifted is not None:
             seq, shifted = self.shifted

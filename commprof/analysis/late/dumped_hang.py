@@ -319,10 +319,11 @@ def _absent(
         )
     before = "nothing pending"
     if count:
+        oldest = oldest_first(state)[0]
         others = "whose other parts may be missing" if is_doubtful else "at which all ranks arrived"
         before = (
             f"{counted(count, 'pending operation')}, {others}{', the oldest' * (count > 1)}: "
-            f"{_with_line(oldest_first(state)[0], words)}"
+            f"{_with_line(oldest, words)}{_without_root(oldest)}"
         )
     last = ""
     if state.last is not None and state.last.line:
@@ -330,6 +331,11 @@ def _absent(
     return Accused(
         state.rank, f"{missed}; it has {before}{last}", f"{several}; they have {before}{last}"
     )
+
+
+def _without_root(operation: PendingOperation) -> str:
+    is_rooted = operation.op in OPS and OPS.index(operation.op) in ROOTED
+    return ", whose root dumps do not hold" if is_rooted else ""
 
 
 def _missed(rank: int, waits: Mapping[int, Waits], words: Words) -> str:

@@ -176,6 +176,26 @@ def test_lines_and_several_ranks_are_said_in_the_advice() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ([1], "it made a call of its own, left out a batch, or left a loop early"),
+        ([0, 2], "they left out the others' call, or run a pass too many"),
+        ([], "it made a call of its own, left out a batch, or left a loop early"),
+    ],
+)
+def test_the_rank_that_differs_is_told_what_it_did(told: list[int], why: str) -> None:
+    passes = {0: BACKWARD, 1: "", 2: BACKWARD}
+    assert advice(passes, {}, "", told) == (
+        f"Ranks 0, 2 run a backward pass, but rank 1 does not: {why}. Let all ranks decide that "
+        "together."
+    )
+    assert advice({0: "", 1: BACKWARD, 2: ""}, {}, "", [1]) == (
+        "Rank 1 runs a backward pass, but ranks 0, 2 do not: it left out the others' call, or runs "
+        "a pass too many. Let all ranks decide that together."
+    )
+
+
 HELPER = "/me/gather.py:5 gather"
 TORCH = "/x/site-packages/torch/distributed/c10d.py:9 all_gather"
 
