@@ -120,6 +120,20 @@ def test_a_full_disk_and_pauses_of_a_rank_are_reported(tmp_path: Path) -> None:
     assert paused.startswith("rank 1 did not run for 3.0 s (2 times, the longest 4.0 s after its")
 
 
+def test_a_pause_in_which_native_stacks_were_read_is_not_a_stranger_s(tmp_path: Path) -> None:
+    """py-spy stops a rank while it reads its C++ frames."""
+    pauses = {"count": 1, "total_ns": 10**9, "longest_ns": 10**9, "longest_begin_ns": START_NS}
+
+    def told() -> str:
+        (paused,) = rank_problems([trace(tmp_path, more(pauses=pauses), made.end())])
+        return paused
+
+    (tmp_path / "hang_1_rank_11.native.stack.txt").touch()
+    assert ": its process was stopped (SIGSTOP, a debugger, a frozen cgroup), or its" in told()
+    (tmp_path / "hang_1_rank_1.native.stack.txt").touch()
+    assert ": its process was stopped (by py-spy, which read native stacks of a hang; " in told()
+
+
 def test_results_of_model_comparisons_are_reported(tmp_path: Path) -> None:
     found = {"every": 10, "checks": 4, "first_step": 19, "ranks": ["1", "3"]}
     (problem,) = rank_problems([trace(tmp_path, more(sync_checks=found), made.end())])
