@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
+import numpy as np
+
 from commprof.analysis.align.interfaces import ddp_logs
 from commprof.text import listed, named_ranks
 from commprof.trace import columns
@@ -46,6 +48,16 @@ def pass_of(trace: Trace, table: Collectives, row: int) -> str:
     # The phase of a rank that was killed in its forward pass has no end.
     frames = _frames(trace, table, row)
     return FORWARD if _by_ddp(frames) or _before_fsdp_forward(frames) else ""
+
+
+def by_another_thread(trace: Trace, table: Collectives, row: int) -> bool:
+    """True if a call is of another thread than most of the rank's calls, and of no pass.
+
+    A backward pass on a device issues its calls in a thread of autograd, while the script waits.
+    """
+    threads, counts = np.unique(table.thread, return_counts=True)
+    is_other = table.thread[row] != threads[np.argmax(counts)]
+    return bool(is_other) and trace.recorded is None and not pass_of(trace, table, row)
 
 
 def library_of(trace: Trace, table: Collectives, row: int) -> str:
@@ -126,6 +138,15 @@ def advice(
     return (
         f"{said}. Let all ranks run that pass, or none of them: it makes a call that all ranks of "
         "the group must make, as SyncBatchNorm and mixtures of experts do."
+    )
+
+
+def advice_on_threads(ranks: Sequence[int], others: Sequence[int]) -> str:
+    """Returns advice if a thread of its own issued the call on ``ranks`` alone."""
+    return (
+        f"On {named_ranks(ranks)} a thread beside the training thread issued the call, but not on "
+        f"{named_ranks(others)}: threads that share a group have no common order. Give that thread "
+        "a group of its own, made with torch.distributed.new_group()."
     )
 
 

@@ -20,7 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.alike_ranks import alike_ranks
-from commprof.analysis.collectives.calls_of_passes import FORWARD, advice, library_of, pass_of
+from commprof.analysis.collectives.calls_of_passes import (
+    FORWARD,
+    advice,
+    advice_on_threads,
+    by_another_thread,
+    library_of,
+    pass_of,
+)
 from commprof.analysis.collectives.issuing_lines import (
     LinesByNumber,
     OwnLine,
@@ -127,6 +134,9 @@ class Mismatch:
     #: Each rank and the pass that issued its collective, see ``calls_of_passes``; empty if this was
     #: not looked up.
     passes: tuple[tuple[int, str], ...] = ()
+    #: Ranks on which a thread beside the training thread issued the collective; empty if this was
+    #: not looked up.
+    by_threads: tuple[int, ...] = ()
     #: What issued the call on the ranks that did so in a forward pass, see ``calls_of_passes``;
     #: empty if this is not known, or not the same on these ranks.
     library: str = ""
@@ -209,6 +219,9 @@ class Mismatch:
     def remedy(self) -> str:
         """Advice on the change, with the lines at which the ranks issued the collective."""
         told = self.told_ranks
+        others = [rank for rank, _ in self.issue_ns if rank not in self.by_threads]
+        if self.by_threads and others:
+            return advice_on_threads(self.by_threads, others)
         if advised := advice(dict(self.passes), dict(self.lines), self.library, told):
             return advised
         if self.shifted is not None:
@@ -469,6 +482,13 @@ def mismatches_by_group(
             }
             found[number] = replace(
                 made,
+                by_threads=tuple(
+                    sorted(
+                        traces[i].rank
+                        for i, call in calls.items()
+                        if by_another_thread(traces[i], tables[i], call)
+                    )
+                ),
                 passes=tuple(sorted((traces[i].rank, name) for i, name in passes.items())),
                 library=libraries.pop() if len(libraries) == 1 else "",
             )

@@ -18,7 +18,7 @@ from commprof.analysis.collectives.kinds import call_path
 from commprof.analysis.collectives.mismatches import find_mismatches
 from commprof.trace import columns
 from commprof.trace.schema import Phase
-from tests.support.builders.traces import Rank
+from tests.support.builders.traces import THREAD, Rank
 
 DTYPES = ["", "Float"]
 LINES = {0: "train.py:8", 1: "train.py:20"}
@@ -70,6 +70,23 @@ def test_a_rank_that_alone_runs_ddp_s_forward_pass_is_told_to_call_the_inner_mod
     assert said.startswith("Rank 0")
     assert "runs a forward pass of the DDP model, but rank 1 does not." in said
     assert "call model.module" in said
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_threads_that_share_a_group_are_told_to_have_groups_of_their_own(in_backward: bool) -> None:
+    """A thread that saves gathers, where on rank 1 the main thread's barrier came first."""
+    first, second = ranks()
+    task = 7 if in_backward else -1
+    first.collective(2, 20, 30, 64, task, op="all_gather", dtype=1, thread=THREAD + 1)
+    second.collective(2, 20, 30, 0, op="barrier")
+    said = remedy(first, second)
+    assert ("a group of its own" in said) != in_backward
+    if not in_backward:
+        assert said == (
+            "On rank 0 a thread beside the training thread issued the call, but not on rank 1: "
+            "threads that share a group have no common order. Give that thread a group of its own, "
+            "made with torch.distributed.new_group()."
+        )
 
 
 def gathering(sharded: bool, op: str, frames: tuple[str, ...] = (), ddp_bytes: int = 0) -> str:
