@@ -95,7 +95,10 @@ class Hang:
     lines: tuple[tuple[int, str], ...] = ()
 
     def to_compare(self, here: Container[int]) -> list[int]:
-        """Returns ranks of ``here`` whose current lines of code, side by side, explain the hang."""
+        """Returns ranks of ``here`` whose current lines of code, side by side, explain the hang.
+
+        Accused ranks come first.
+        """
         parts: Sequence[tuple[object, tuple[int, ...]]] = ()
         if self.mismatch is not None:
             parts = self.mismatch.issued
@@ -104,7 +107,9 @@ class Hang:
         # One rank for each of the differing collectives, or for each link of the circle.
         if parts:
             compared = ([rank for rank in ranks if rank in here][:1] for _, ranks in parts)
-            return [rank for ranks in compared for rank in ranks]
+            guilty = {accusation.rank for accusation in self.accused}
+            ordered = [rank for ranks in compared for rank in ranks]
+            return sorted(ordered, key=lambda rank: rank not in guilty)
         accused = [accusation.rank for accusation in self.accused if accusation.rank in here][
             :_MOST_ACCUSED
         ]

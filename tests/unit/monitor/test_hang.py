@@ -310,6 +310,30 @@ def test_ranks_that_wait_for_each_other_are_reported_as_a_circle() -> None:
     assert "wait for each other" in hang.sentence
 
 
+def test_of_a_circle_s_ranks_the_accused_are_looked_at_first() -> None:
+    """Of four ranks in two groups each, rank 3 turned the order that it had in three steps."""
+    groups = {0: (1, 3), 1: (1, 4), 2: (2, 3), 3: (2, 4)}
+
+    def issued(rank: int) -> FollowedRank:
+        made = Rank(rank, 4)
+        order = groups[rank]
+        for step in range(3):
+            for place, number in enumerate(order):
+                made.collective(
+                    step, (100 * step + place) * MS, (100 * step + 50) * MS, 4, -1, number
+                )
+            made.step(100 * step * MS, 100 * (step + 1) * MS)
+        turned = order[::-1] if rank in (0, 3) else order
+        made.collective(3, 310 * MS, 0, 4, -1, turned[0])
+        pairs = {n: rank % 2 if n < 3 else rank // 2 for n in order}
+        return state(made, *(group(n, f"g{n}", place, 2) for n, place in pairs.items()))
+
+    hang = found(*map(issued, range(4)))
+    assert hang is not None
+    assert (hang.kind, [accused.rank for accused in hang.accused]) == ("circle", [0, 3])
+    assert hang.to_compare(range(4)) == [0, 3, 1, 2]
+
+
 def test_a_hang_in_which_all_ranks_arrived_is_a_stuck_transfer() -> None:
     states = [state(rank_in_backward(rank, 1)) for rank in range(WORLD)]
     hang = found(*states)
