@@ -25,7 +25,8 @@ from commprof.analysis.late.standstill import (
     waits_of,
 )
 from commprof.monitor.rank_state import FollowedRank
-from commprof.text import named_ranks
+from commprof.monitor.watchdog.py_spy import MAKE_GROUPS
+from commprof.text import listed, named_ranks
 from commprof.trace.operations import UNEVEN, family
 
 _NS_PER_S = 1e9
@@ -131,10 +132,20 @@ class Hang:
     @property
     def sentence(self) -> str:
         """The finding in one sentence."""
-        text = self._finding
+        text = f"{self._finding}{self._on_groups}"
         if self.mismatch is not None or self.circle is not None or not self.lines:
             return text
         return f"{text}; {', '.join(f'rank {rank}: {line}' for rank, line in self.lines)}"
+
+    @property
+    def _on_groups(self) -> str:
+        """Text on functions that make groups, in which ranks are; empty if there are none."""
+        called = [
+            name
+            for name in MAKE_GROUPS
+            if any(line.endswith(f", in {name}") for _, line in self.lines)
+        ]
+        return f"; all ranks must call {listed(called)} in the same order" if called else ""
 
     @property
     def _finding(self) -> str:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from commprof import invocation
 from commprof.analysis.collectives.issuing_lines import lines_of_parts
@@ -81,8 +82,10 @@ _OF_LIBRARY = re.compile(r"^(?:torch|commprof|<)|/(?:site|dist)-packages/")
 
 
 #: Functions that make a process group, and wait for all ranks to do so.
+MAKE_GROUPS: Final = ("new_group", "split_group")
 _MAKES_GROUP = re.compile(
-    r"^ {4}(new_group|split_group) \(torch/distributed/distributed_c10d\.py:\d+\)$", re.MULTILINE
+    rf"^ {{4}}({'|'.join(MAKE_GROUPS)}) \(torch/distributed/distributed_c10d\.py:\d+\)$",
+    re.MULTILINE,
 )
 #: Function in which Python's main thread waits for the other threads when the script has ended.
 _AFTER_SCRIPT = re.compile(r"^ {4}_shutdown \(threading\.py:\d+\)$", re.MULTILINE)
@@ -107,7 +110,7 @@ def script_places(stacks: Mapping[int, str]) -> dict[int, str]:
 def _makes_group(stacks: str) -> str:
     """Text on a function in which a rank makes a process group; empty if it makes none."""
     made = _MAKES_GROUP.search(_main_thread(stacks))
-    return f", in {made[1]}, which all ranks must call in the same order" if made else ""
+    return f", in {made[1]}" if made else ""
 
 
 def _left_script(stacks: str) -> str:

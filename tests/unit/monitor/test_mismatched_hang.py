@@ -213,8 +213,17 @@ def test_a_rank_that_makes_a_group_is_told_that_all_ranks_must() -> None:
     makes = STACK.replace("    all_gather (", "    new_group (")
     assert py_spy.script_places({0: STACK, 1: makes}) == {
         0: "now at train.py:8",
-        1: "now at train.py:8, in new_group, which all ranks must call in the same order",
+        1: "now at train.py:8, in new_group",
     }
+    made = Rank(0, 1)
+    made.step(0, 100 * MS)
+    made.step(100 * MS, 200 * MS)
+    process = {0: HungProcess(1000, "running")}
+    hang = find_hang([state(made, group(1, "0", 0, 1))], process, 5 * SECOND, 10 * SECOND)
+    assert hang is not None
+    assert hang.at(py_spy.script_places({0: makes})).sentence.endswith(
+        "; all ranks must call new_group in the same order; rank 0: now at train.py:8, in new_group"
+    )
 
 
 def test_lines_of_python_s_own_modules_are_not_the_script_s() -> None:
