@@ -20,9 +20,10 @@ from commprof.trace.schema import ROOTED
 class Bursts:
     """Sequences of calls of one rank that one call could replace.
 
-    The calls of a burst have the same operation, group and root, lie between the same phases of one
-    step, and follow one another without another call between them. The thread waits for each of
-    them. Barriers may stand before them, as libraries of metrics make one before each exchange.
+    The calls of a burst have the same operation and group, lie between the same phases of one step,
+    and follow one another without another call between them. The thread waits for each of them, and
+    mostly works no longer between two of them than it waits. Barriers may stand before them, as
+    libraries of metrics make one before each exchange.
     """
 
     calls: RankCalls
@@ -39,7 +40,7 @@ class Bursts:
     def remains(self) -> Mask:
         """True for the calls that remain if those calls of a burst are joined that can be.
 
-        The first call of each reduction remains, or of each type and reduction.
+        The first call of each reduction and root remains, or of each type, reduction and root.
         """
         remains = np.zeros(len(self.row), dtype=bool)
         if len(self.row):
@@ -74,13 +75,13 @@ class Bursts:
 
     @property
     def _kinds(self) -> Ints:
-        """Burst, type and reduction of each call: calls with the same three can be joined.
+        """Burst, type, reduction and root of each call: calls with the same four can be joined.
 
         With ``of_numbers``, all types count as one.
         """
         table = self.calls.table
         dtype = np.where(self.of_numbers, 0, table.dtype[self.row])
-        parts = (self.burst, dtype, table.reduce_op[self.row])
+        parts = (self.burst, dtype, table.reduce_op[self.row], _root(self.calls)[self.row])
         return np.stack(parts, axis=1).astype(np.int64)
 
     def removed(self) -> Removed:
@@ -95,19 +96,26 @@ class Bursts:
         return Removed(self.joined, begin, end, bytes_remain=True)
 
 
+def _root(calls: RankCalls) -> Ints:
+    """Root of each call; 0 for operations that have none."""
+    table = calls.table
+    root: Ints = np.where(among(table.op, *ROOTED), table.peer, 0)
+    return root
+
+
 def bursts(calls: RankCalls, mask: Mask, least: int) -> Bursts:
     """Finds the bursts of at least ``least`` calls in which all calls are masked."""
     table = calls.table
     barrier = among(table.op, *codes_of("barrier")) & calls.is_blocking
     other = np.flatnonzero(~barrier)
     chosen = (mask & calls.is_blocking & (calls.step >= 0))[other]
-    root = np.where(among(table.op, *ROOTED), table.peer, 0)
-    columns = (calls.step, calls.segment, table.op, table.group, root)
+    columns = (calls.step, calls.segment, table.op, table.group)
     keys = np.stack([*(column[other] for column in columns), chosen], axis=1)
     begins = np.append(True, (keys[1:] != keys[:-1]).any(axis=1))[: len(keys)]
     number = np.cumsum(begins) - 1
     long = np.bincount(number, minlength=1)[number] >= least if len(number) else chosen
     is_row = chosen & long
+    is_row[is_row] = _in_a_row(calls, other[is_row], number[is_row])
     rows = np.flatnonzero(barrier)
     after = np.searchsorted(other, rows)
     rows, after = rows[after < len(other)], after[after < len(other)]
@@ -116,3 +124,35 @@ def bursts(calls: RankCalls, mask: Mask, least: int) -> Bursts:
     before = np.zeros(len(table), dtype=bool)
     before[rows] = is_row[after] & same
     return Bursts(calls, other[is_row], number[is_row], before)
+
+
+def _in_a_row(calls: RankCalls, row: Ints, burst: Ints) -> Mask:
+    """True for the calls of bursts between whose calls the thread works no longer than it waits.
+
+    A flag after each generated token, or a gather before each piece of an optimizer's work, belongs
+    to that work, and the next call may depend on it. The bursts of one operation and group at the
+    same place of a step count together, by medians: the host alone delays single calls.
+
+    Args:
+        calls: calls of the rank.
+        row: row of each call of a burst, in order.
+        burst: number of its burst.
+    """
+    if not len(row):
+        return np.zeros(0, dtype=bool)
+    table, step = calls.table, calls.step[row]
+    first = np.full(int(step.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, step, calls.segment[row])
+    keys = np.stack([table.op[row], table.group[row], calls.segment[row] - first[step]], axis=1)
+    _, kind = np.unique(keys, axis=0, return_inverse=True)
+    kind = kind.reshape(-1)
+    later = np.flatnonzero(burst[1:] == burst[:-1]) + 1
+    work_ns = table.issue_ns[row[later]] - calls.wait_end_ns[row[later - 1]]
+    waited_ns = calls.wait_end_ns[row[later]] - table.issue_ns[row[later]]
+    holds = np.zeros(int(kind.max()) + 1, dtype=bool)
+    for number in range(len(holds)):
+        of_kind = kind[later] == number
+        if of_kind.any():
+            holds[number] = np.median(work_ns[of_kind]) <= np.median(waited_ns[of_kind])
+    mask: Mask = holds[kind]
+    return mask

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +12,10 @@ from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCaus
 from commprof.analysis.causes.edits.collective_calls import gathered_seldom
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
 from commprof.analysis.causes.gain import Removed, saving_without
+from commprof.analysis.collectives.kinds import caller
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
+from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.lookup import among
 from commprof.trace.schema import OPS
@@ -42,6 +45,22 @@ _NUMBERS_BYTES = 2**12
 #: Objects are exchanged in at least this many steps and this fraction of the steps: an evaluation
 #: now and then may gather its results.
 _LEAST_STEPS, _LEAST_FRACTION = 4, 0.15
+#: End of a sentence about times, by whether they include pickling.
+_INCLUDED = {True: "pickling included", False: "pickling not included"}
+#: Folder of torch in the paths of frames, its file of torch.distributed.checkpoint.save, and the
+#: files in which the frames of the object functions and of other collectives are.
+_TORCH, _CHECKPOINT = "-packages/torch/", "distributed/checkpoint/state_dict_saver.py"
+_OF_COLLECTIVES = ("distributed_c10d.py", "c10d_logger.py")
+_FIX_OF_LIBRARIES = (
+    "if YOUR_STEP % 100 == 0:  # only in steps that use what was exchanged\n"
+    "    YOUR_CALL()  # the call at this line, in which torch exchanges objects"
+)
+_FIX_OF_CHECKPOINTS = (
+    "import torch.distributed.checkpoint as dcp\n\n"
+    "planner = dcp.DefaultSavePlanner(enable_plan_caching=True)  # keeps its plans\n"
+    "dcp.save(YOUR_STATE, checkpoint_id=YOUR_PATH, planner=planner)\n"
+    "# and save less often, or in the background: dcp.async_save"
+)
 _FIX_OF_BROADCASTS = (
     "import torch.distributed as dist\n\n"
     "values = torch.tensor(YOUR_NUMBERS)  # on the GPU if the group is NCCL's\n"
@@ -72,6 +91,26 @@ def of_objects(calls: RankCalls) -> Mask:
     rows = _contents(calls)
     mask[rows] = mask[rows - 1] = True
     return mask
+
+
+def _exchanging_file(calls: RankCalls, rows: Ints) -> str:
+    """File of torch that the script calls and that makes these exchanges, as "distributed/x.py".
+
+    Empty if the script calls the object functions itself, if its calls differ, or without stacks.
+    """
+    numbers = np.unique(columns.stacks(calls.trace, calls.table.op_id[rows]))
+    files = {_outermost(calls.trace.stacks.get(int(number), ())) for number in numbers[numbers > 0]}
+    return files.pop() if len(files) == 1 else ""
+
+
+def _outermost(frames: Sequence[str]) -> str:
+    """File of torch that the script calls in this stack; empty for those of the collectives."""
+    if any(_CHECKPOINT in frame for frame in frames):
+        return _CHECKPOINT
+    inside = frames[: frames.index(caller(frames))] if frames else ()
+    called = next((frame for frame in reversed(inside) if _TORCH in frame), "")
+    file = called.rpartition(_TORCH)[2].rpartition(":")[0]
+    return "" if file.endswith(_OF_COLLECTIVES) else file
 
 
 @dataclass(frozen=True)
@@ -173,21 +212,33 @@ def _rule(facts: Facts) -> Sighting | None:
     mean_bytes = float(first.size_bytes[rows].mean())
     name = _FUNCTIONS[OPS[int(first.table.op[rows[-1]])]]
     line, how_often = first.line(masks[0][1]), _how_often(*masks[0])
-    is_seldom = mean_bytes > _NUMBERS_BYTES or bool(_in_few_steps(facts, line))
+    file = _exchanging_file(first, rows)
+    is_seldom = bool(file) or mean_bytes > _NUMBERS_BYTES or bool(_in_few_steps(facts, line))
     exchanges = [_exchanges(facts, position, not is_seldom) for position in range(len(masks))]
     share = facts.share([of_rank.total_ns for of_rank in exchanges])
     if not share >= WORTH_NAMING:
         return None
     is_whole = all(of_rank.is_whole for of_rank in exchanges)
     ms = facts.per_step_ms([of_rank.total_ns for of_rank in exchanges])
+    if file == _CHECKPOINT:
+        return Sighting(
+            f"torch.distributed.checkpoint{at_line(line)} pickles and exchanges anew in each save "
+            f"what each rank is to write, {how_often}: {in_bytes(mean_bytes)} on average, "
+            f"{in_ms(ms)} per step, {_INCLUDED[is_whole]}. A planner that keeps its plans sends "
+            "them once.",
+            share if is_whole else math.nan,
+            line=line,
+            fix=_FIX_OF_CHECKPOINTS,
+        )
+    by = f"{name}, by torch's {file}" if file else name
     return Sighting(
-        f"Python objects are pickled and exchanged {how_often} ({name}){at_line(line)}: "
+        f"Python objects are pickled and exchanged {how_often} ({by}){at_line(line)}: "
         f"{in_bytes(mean_bytes)} on average, two collectives per object, "
-        f"{in_ms(ms)} per step, pickling {'' if is_whole else 'not '}included.",
+        f"{in_ms(ms)} per step, {_INCLUDED[is_whole]}.",
         share if is_whole else math.nan,
         saving_without(facts, [of_rank.removed for of_rank in exchanges]) if is_whole else None,
         line,
-        _fix(name, mean_bytes),
+        _FIX_OF_LIBRARIES if file else _fix(name, mean_bytes),
     )
 
 
@@ -227,7 +278,9 @@ CAUSE = CatalogueCause(
         "The object functions of torch.distributed pickle the object, exchange the size of the "
         "pickle, then its bytes, and unpickle all of them on each rank. With NCCL the bytes are "
         "copied to the GPU and back. Numbers fit into a tensor, which takes one collective; "
-        "everything else can be gathered when it is logged."
+        "everything else can be gathered when it is logged. Functions of torch exchange objects "
+        "too: each `torch.distributed.checkpoint.save` sends what every rank is to write, unless "
+        "its planner keeps the plans."
     ),
     gain_note=(
         "The steps are replayed without the calls, pickling and unpickling if objects are to be "
@@ -235,7 +288,7 @@ CAUSE = CatalogueCause(
         "tensor can replace, with one call with a tensor in place of both calls of each object. "
         "What the script does to make the objects, and with what it got, is not told from its "
         "other work: steps that exchange none also spare that. Not predicted if pickling was not "
-        "recorded, as by other tools."
+        "recorded, as by other tools, nor for checkpoints, whose plans still have to be compared."
     ),
     fix=(
         "import torch.distributed as dist\n\n"

@@ -177,7 +177,8 @@ CAUSE = CatalogueCause(
     looks_like=(
         f"In a typical step at least {_LEAST} calls of one operation and group, of at most "
         f"{_SCALAR_BYTES} bytes each, follow one another outside of forward and backward, the "
-        "training thread waits for each, and no phase lies between them. So do calls of at most "
+        "training thread waits for each, and no phase lies between them, nor more work than the "
+        "thread waits for the next call. So do calls of at most "
         f"{_NUMBERS_BYTES} bytes within forward, as of a loss, if nothing like them is in backward "
         "and the ranks work between them neither longer than they wait nor for more than "
         f"{_OF_FORWARD:.0%} of the forward passes' own work. Barriers between calls count as "

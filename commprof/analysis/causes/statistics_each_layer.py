@@ -21,8 +21,25 @@ _OPS = ("all_reduce", "all_gather", "all_gather_into_tensor")
 _MEAN_BYTES = 2**15
 #: Fewest calls of a forward pass.
 _LEAST = 4
+#: Figure of DDP's log: 1 if the model has layers of torch's SyncBatchNorm.
+_SYNC = "has_sync_bn"
 #: The calls take at least this fraction of the step.
 _SHARE = 0.05
+#: Statistics of a norm have gradients: backward has at least this many calls for each of forward.
+_BACK = 0.5
+_WITHOUT_GRADIENT = (
+    " Backward has no such calls: if the layers use these values only from the next step on, as "
+    "those of codebooks, one call after backward does."
+)
+_FIX_OF_BUFFERS = (
+    "# what only later steps use (codebooks, running sums, delayed scales of FP8): keep\n"
+    "# this step's sums, and exchange those of all layers at once after backward\n"
+    "sums = YOUR_SUMS_OF_ALL_LAYERS\n"
+    "flat = torch.cat([tensor.reshape(-1) for tensor in sums])\n"
+    "torch.distributed.all_reduce(flat)\n"
+    "for tensor, part in zip(sums, flat.split([t.numel() for t in sums])):\n"
+    "    tensor.copy_(part.view_as(tensor))"
+)
 
 
 def _forward(calls: RankCalls, group: Ints) -> Mask:
@@ -74,16 +91,39 @@ def _rule(facts: Facts) -> Sighting | None:
     if not share >= _SHARE:
         return None
     first, mask = both[0]
+    is_norm = all(_has_gradients(*of_rank) for of_rank in of_ranks) or any(facts.logged(_SYNC))
     line, ms = first.line(of_ranks[0][1]), facts.per_step_ms(blocked)
+    gone = [(calls, mask if is_norm else _joined(calls, mask)) for calls, mask in both]
+    like = "as SyncBatchNorm does with its statistics" if is_norm else "with no gradient"
     return Sighting(
-        f"Layers of the model exchange small tensors{at_line(line)}, as SyncBatchNorm does with "
-        f"its statistics: {counted(round(first.per_step(mask)), 'call')} per step of "
+        f"Layers of the model exchange small tensors{at_line(line)}, {like}: "
+        f"{counted(round(first.per_step(mask)), 'call')} per step of "
         f"{in_bytes(float(first.size_bytes[mask].mean()))} on average, each waited for before the "
-        f"next layer computes, for {in_ms(ms)}.",
+        f"next layer computes, for {in_ms(ms)}." + _WITHOUT_GRADIENT * (not is_norm),
         share,
-        saving_without(facts, [Removed.whole(calls, mask) for calls, mask in both]),
+        saving_without(facts, [Removed.whole(*of_rank) for of_rank in gone]),
         line,
+        "" if is_norm else _FIX_OF_BUFFERS,
     )
+
+
+def _has_gradients(calls: RankCalls, forward: Mask, backward: Mask) -> bool:
+    """True if backward makes calls like those of forward, as for statistics of a norm."""
+    return calls.per_step(backward) >= _BACK * calls.per_step(forward)
+
+
+def _joined(calls: RankCalls, mask: Mask) -> Mask:
+    """The calls that go if the tensors of a step are joined: the first of each kind remains.
+
+    Calls of one operation, reduction, type and group are of one kind.
+    """
+    table, rows = calls.table, np.flatnonzero(mask)
+    columns = (calls.step, table.op, table.reduce_op, table.dtype, table.group)
+    keys = np.stack([column[rows] for column in columns], axis=1).astype(np.int64)
+    _, first = np.unique(keys, axis=0, return_index=True)
+    joined = mask.copy()
+    joined[rows[first]] = False
+    return joined
 
 
 CAUSE = CatalogueCause(
@@ -103,11 +143,16 @@ CAUSE = CatalogueCause(
         "waits for one small collective in forward and another in backward: a hundred layers pay "
         "the latency two hundred times, and meet the slowest rank as often. It pays only where a "
         "rank has very few samples, as in detection. Otherwise use BatchNorm, or a norm that needs "
-        "no other samples, such as GroupNorm; or convert only the layers that need it."
+        "no other samples, such as GroupNorm; or convert only the layers that need it. Sums that "
+        "only update a layer's buffers, as those of codebooks, can be exchanged for all layers in "
+        "one call after backward."
     ),
     gain_note=(
         "The steps are replayed without these calls. The result changes: each rank then uses "
-        "statistics of its own batch. Compute that another norm spares is not counted."
+        "statistics of its own batch. Compute that another norm spares is not counted. If backward "
+        "has no counterparts of the calls, they are replayed with one call of each operation and "
+        "type per step, which is assumed to last as long as the first of the calls that it "
+        "replaces."
     ),
     fix=(
         "# this changes the result: a rank then normalises by its own samples.\n"

@@ -148,7 +148,8 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"In a typical step at least {_LEAST} calls of one operation and group follow one another "
-        "outside of forward and backward, and the training thread waits for each. Their mean size "
+        "outside of forward and backward, and the training thread waits for each, mostly for "
+        "longer than it works between two of them. Their mean size "
         f"is at most {_MEAN_BYTES // 2**20} MiB. The time from the end of the first to the end of "
         f"the last is at least {WORTH_NAMING:.0%} of the step."
     ),

@@ -96,8 +96,10 @@ class Script:
         )
         self.rank.wait(op_id, begin, self._now)
         if stack:
-            self.rank.stacks[1] = stack
-            self.rank.stack(op_id, 1)
+            stacks = self.rank.stacks
+            number = next((n for n, frames in stacks.items() if frames == stack), len(stacks) + 1)
+            stacks[number] = stack
+            self.rank.stack(op_id, number)
 
     def meet(self, ms: float, size: int = 4_000_000) -> None:
         """An exchange of ``ms`` that begins when the last rank has issued it."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,62 @@ def test_pickled_objects_are_named_with_the_time_of_pickling(noted_steps: int) -
     # One call of a tensor stays: of 44 ms, 7 of pickling, 0.5 of work and the 2 of the bytes go.
     assert saved(cause) == pytest.approx(9.5 / 44, abs=1e-3)
     assert "torch.tensor(YOUR_NUMBERS)" in cause.fix
+
+
+TORCH = "/usr/lib/python3/site-packages/torch"
+OBJECT_FRAMES = (
+    f"{TORCH}/distributed/distributed_c10d.py:4280 all_gather",
+    f"{TORCH}/distributed/c10d_logger.py:83 wrapper",
+    f"{TORCH}/distributed/distributed_c10d.py:3631 all_gather_object",
+    f"{TORCH}/distributed/c10d_logger.py:83 wrapper",
+)
+OF_SAVE = (
+    f"{TORCH}/distributed/checkpoint/utils.py:197 reduce_scatter",
+    f"{TORCH}/distributed/checkpoint/state_dict_saver.py:196 save",
+    f"{TORCH}/distributed/checkpoint/logger.py:90 wrapper",
+)
+OF_STATE = (f"{TORCH}/distributed/fsdp/_optim_utils.py:1500 _all_gather_optim_state",)
+
+
+def objects_through(frames: tuple[str, ...], every: int, script: Script, step: int) -> None:
+    """As ``objects``, with a pickle of 100 kB, in some steps and through these frames of torch."""
+    trained(script)
+    if step % every:
+        return
+    noted(script, "object_pickles", 1.0, True)
+    stack = (*OBJECT_FRAMES, *frames, "/job/train.py:30 main")
+    script.call("all_gather", 8, 1.0, "Long", stack=stack)
+    script.call("all_gather", 100_000, 8.0, "Byte", stack=stack)
+    noted(script, "object_unpickles", 1.0, True)
+
+
+def test_plans_of_a_checkpoint_are_not_called_objects_of_the_script() -> None:
+    found = causes_of(partial(objects_through, OF_SAVE, 4), steps=41)
+    assert list(found) == ["pickled-objects"]
+    cause = found["pickled-objects"]
+    assert cause.sentence.startswith("torch.distributed.checkpoint at train.py:30 in main pickles")
+    assert "every 4 steps" in cause.sentence
+    assert "enable_plan_caching=True" in cause.fix
+    assert "all_gather_object" not in cause.sentence + cause.fix
+    assert cause.saving is None
+
+
+def test_objects_that_torch_exchanges_for_the_script_are_said_to_be_of_torch() -> None:
+    cause = causes_of(partial(objects_through, OF_STATE, 4), steps=41)["pickled-objects"]
+    assert "(all_gather_object, by torch's distributed/fsdp/_optim_utils.py)" in cause.sentence
+    assert cause.fix.startswith("if YOUR_STEP % 100 == 0:")
+    assert "all_gather_object" not in cause.fix
+    assert saved(cause) > 0.03
+
+
+def test_objects_that_the_script_exchanges_are_its_own_beside_checkpoints() -> None:
+    def body(script: Script, step: int) -> None:
+        objects_through((), 1, script, step)
+        objects_through(OF_SAVE, 4, script, step)
+
+    cause = causes_of(body, steps=41)["pickled-objects"]
+    assert "(all_gather_object)" in cause.sentence
+    assert "checkpoint" not in cause.sentence + cause.fix
 
 
 def test_nothing_is_predicted_for_objects_whose_pickling_was_not_recorded() -> None:

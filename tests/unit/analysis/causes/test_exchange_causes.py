@@ -16,6 +16,7 @@ from commprof.analysis.causes.facts import Facts
 from commprof.analysis.causes.registry import sizes_are_told
 from commprof.trace.schema import OPS, Phase
 from tests.support.builders.caused import Script, causes_of, facts_of, saved
+from tests.support.builders.traces import MS
 
 MB = 1_000_000
 Body = Callable[[Script, int], None]
@@ -139,10 +140,48 @@ def norms(count: int, size: int, script: Script, step: int) -> None:
 
 
 def test_layers_that_exchange_statistics_are_named() -> None:
-    found = causes_of(partial(norms, 8, 512))
+    found = causes_of(partial(norms, 8, 512), log={"has_sync_bn": 1})
     assert list(found) == ["statistics-each-layer"]
     assert "8 calls per step of 512 bytes on average" in found["statistics-each-layer"].sentence
+    assert "GroupNorm" in found["statistics-each-layer"].fix
     assert saved(found["statistics-each-layer"]) == pytest.approx(4 / 37, abs=1e-3)
+
+
+def codebooks(reductions: tuple[int, ...], in_backward: bool, script: Script, step: int) -> None:
+    """Eight layers exchange small tensors in forward, and in backward too if it is a norm."""
+
+    def exchanged() -> None:
+        script.now_ms += 1.0
+        for reduction in reductions:
+            script.call(size=512, ms=0.5, reduce_op=reduction)
+
+    script.forward(2.0, *[exchanged] * 8)
+    begin = script.now_ms
+    for _ in range(8 * in_backward):
+        script.call(size=512, ms=0.5, graph_task=script.passes)
+    script.backward(20.0, {4 * MB: 2.0})
+    script.rank.phase(Phase.BACKWARD, round(begin * MS), round(script.now_ms * MS))
+    script.work(1.0, Phase.OPTIMIZER)
+
+
+@pytest.mark.parametrize(("reductions", "remain"), [((0,), 1), ((0, 0), 1), ((0, 3), 2)])
+def test_sums_without_gradients_are_to_be_joined(reductions: tuple[int, ...], remain: int) -> None:
+    """Codebooks and scales of FP8 need no other norm: one call of each reduction remains."""
+    found = causes_of(partial(codebooks, reductions, False))
+    assert list(found) == ["statistics-each-layer"]
+    cause = found["statistics-each-layer"]
+    assert "with no gradient" in cause.sentence
+    assert "one call after backward does" in cause.sentence
+    assert "Norm" not in cause.fix
+    assert "torch.distributed.all_reduce(flat)" in cause.fix
+    calls = 8 * len(reductions)
+    assert saved(cause) == pytest.approx((calls - remain) * 0.5 / (33 + calls * 0.5), abs=1e-3)
+
+
+def test_statistics_with_gradients_are_those_of_a_norm() -> None:
+    cause = causes_of(partial(codebooks, (0,), True))["statistics-each-layer"]
+    assert "as SyncBatchNorm does with its statistics" in cause.sentence
+    assert "GroupNorm" in cause.fix
 
 
 @pytest.mark.parametrize(("count", "size", "models"), [(3, 512, 1), (8, MB, 1), (8, 512, 0)])

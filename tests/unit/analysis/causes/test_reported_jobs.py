@@ -180,3 +180,62 @@ def test_the_time_of_a_joined_call_is_said_if_the_calls_tell_it() -> None:
     unsteady = causes_of(partial(varied, 2.0), steps=41)["tensors-one-by-one"]
     assert unsteady.saving is None
     assert unsteady.share > 0.3
+
+
+def generated(calls: int, token_ms: float, size: int, script: Script, step: int) -> None:
+    """Tokens of ``token_ms`` each, and after each token a call of 0.5 ms."""
+    for _ in range(calls):
+        script.work(token_ms)
+        script.call(size=size, ms=0.5)
+    script.forward(10.0)
+    script.backward(20.0, {4 * MB: 2.0})
+    script.work(1.0, Phase.OPTIMIZER)
+
+
+@pytest.mark.parametrize(("token_ms", "size"), [(1.5, 4), (0.6, 4), (1.5, 40_000), (20.0, 4)])
+def test_calls_after_each_piece_of_work_cannot_be_joined(token_ms: float, size: int) -> None:
+    """A flag says whether any rank goes on to generate: the next token needs it."""
+    assert causes_of(partial(generated, 12, token_ms, size)) == {}
+
+
+@pytest.mark.parametrize(
+    ("size", "named"), [(4, "scalars-one-by-one"), (40_000, "tensors-one-by-")]
+)
+def test_calls_with_little_work_between_them_are_named(size: int, named: str) -> None:
+    found = causes_of(partial(generated, 12, 0.4, size))
+    assert [name.startswith(named) for name in found] == [True]
+
+
+def test_other_calls_do_not_hide_the_numbers_that_can_be_joined() -> None:
+    """Flags of 12 tokens before the forward pass, and a loop over 6 metrics after the update."""
+
+    def body(script: Script, step: int) -> None:
+        generated(12, 3.0, 4, script, step)
+        for _ in range(6):
+            script.call(size=4, ms=0.5)
+            script.work(0.1)
+
+    found = causes_of(body)
+    assert list(found) == ["scalars-one-by-one"]
+    assert "6 all_reduce calls per step" in found["scalars-one-by-one"].sentence
+    # Five calls of 0.5 ms and the work before each, in steps of 33 + 42 + 3.6 ms.
+    assert saved(found["scalars-one-by-one"]) == pytest.approx(5 * 0.6 / 78.6, abs=1e-3)
+
+
+def owned(op: str, script: Script, step: int) -> None:
+    """As ZeRO by hand: tensors whose roots are the two ranks in turn."""
+    script.forward(10.0)
+    script.backward(20.0)
+    for place in range(10):
+        script.call(op, size=40_000 + 4 * place, ms=1.0, aux=place % 2)
+    script.work(1.0, Phase.OPTIMIZER)
+
+
+@pytest.mark.parametrize("op", ["reduce", "broadcast"])
+def test_tensors_whose_roots_take_turns_are_joined_by_root(op: str) -> None:
+    cause = causes_of(partial(owned, op), models=0)["tensors-one-by-one"]
+    assert f"10 {op} calls per step" in cause.sentence
+    assert "of one type and one root" in cause.fix
+    assert "YOUR_ROOT" in cause.fix
+    # Of ten calls of 1 ms, one for each root remains.
+    assert cause.share == pytest.approx(8 / 41, abs=1e-3)
