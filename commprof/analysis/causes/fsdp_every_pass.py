@@ -9,7 +9,7 @@ from commprof.analysis.causes.edits.model_settings import sharded_model
 from commprof.analysis.causes.edits.training_loop import last_pass_only
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
-from commprof.analysis.causes.sharded_library import is_flat, library
+from commprof.analysis.causes.sharded_library import fsdp_of, is_flat, library
 from commprof.analysis.collectives.sharding import reductions
 from commprof.analysis.evidence import Figure
 from commprof.trace import columns
@@ -61,7 +61,7 @@ def _with_copies(facts: Facts, position: int, mask: Mask) -> Removed:
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    if facts.world.communication.sharding is None:
+    if fsdp_of(facts) is None:
         return None
     passes = facts.passes(_reducing_ns, lambda first: first.exchanged >= 2)
     if passes is None or passes.usual_share < _USUAL:

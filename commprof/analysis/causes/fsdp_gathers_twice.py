@@ -9,7 +9,7 @@ from commprof.analysis.causes.edits.model_settings import FSDP1, after_sharding,
 from commprof.analysis.causes.edits.script import Code
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
-from commprof.analysis.causes.sharded_library import is_flat, library, unit_gathers
+from commprof.analysis.causes.sharded_library import fsdp_of, is_flat, library, unit_gathers
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 
@@ -58,7 +58,7 @@ def _with_copies(facts: Facts, position: int, mask: Mask) -> Removed:
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    sharding = facts.world.communication.sharding
+    sharding = fsdp_of(facts)
     if sharding is None or facts.on_device:  # the memory of a device is not recorded
         return None
     masks = [_again(calls) for calls in facts.ranks]

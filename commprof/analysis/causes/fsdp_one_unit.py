@@ -8,7 +8,7 @@ from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.edits.model_settings import FSDP1
 from commprof.analysis.causes.edits.script import Code
 from commprof.analysis.causes.facts import Facts
-from commprof.analysis.causes.sharded_library import is_flat, library, unit_gathers
+from commprof.analysis.causes.sharded_library import fsdp_of, is_flat, library, unit_gathers
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 from commprof.units import ns_to_ms
@@ -41,7 +41,7 @@ FIX_OF_FSDP1 = (
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    sharding = facts.world.communication.sharding
+    sharding = fsdp_of(facts)
     if sharding is None or sharding.groups != 1:
         return None
     first = facts.first

@@ -9,7 +9,7 @@ import numpy as np
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.edits.model_settings import after_sharding
 from commprof.analysis.causes.facts import Facts, Mask
-from commprof.analysis.causes.sharded_library import is_flat
+from commprof.analysis.causes.sharded_library import fsdp_of, is_flat
 from commprof.analysis.evidence import Figure
 from commprof.analysis.replay.engine import replay
 from commprof.stats.intervals import Interval
@@ -23,7 +23,7 @@ _GATHER, _SCATTER = map(OPS.index, ("all_gather_into_tensor", "reduce_scatter_te
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    if facts.world.communication.sharding is None or not _same_group(facts):
+    if fsdp_of(facts) is None or not _same_group(facts):
         return None
     if is_flat(facts):  # FSDP1 has no such setting
         return None

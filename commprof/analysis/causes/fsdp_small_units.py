@@ -7,7 +7,7 @@ import ast
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
 from commprof.analysis.causes.fsdp_one_unit import BLOCKS, FIX_OF_FSDP1, edit_of_fsdp1
-from commprof.analysis.causes.sharded_library import is_flat, library, unit_gathers
+from commprof.analysis.causes.sharded_library import fsdp_of, is_flat, library, unit_gathers
 from commprof.analysis.collectives.sharding import FORWARD
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
@@ -22,7 +22,7 @@ _EXPOSED = 0.1
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    sharding = facts.world.communication.sharding
+    sharding = fsdp_of(facts)
     if sharding is None or sharding.groups < _LEAST:
         return None
     first = facts.first
@@ -48,7 +48,7 @@ def _edit(facts: Facts) -> str:
     if is_flat(facts):
         return edit_of_fsdp1(facts)
     sites = [site for site in facts.script.places("fully_shard") if site.loop is not None]
-    sharding = facts.world.communication.sharding
+    sharding = fsdp_of(facts)
     if len(sites) != 1 or sharding is None:
         return ""
     source, loop, call = sites[0].source, sites[0].loop, sites[0].call

@@ -31,6 +31,8 @@ _SAVING = ("save", "save_checkpoint", "save_model", "save_pretrained", "save_sta
 #: Pictures and tables have a ``save`` too: it saves a checkpoint if it is called on one of these,
 #: or if the call mentions a state dict.
 _SAVERS = ("torch", "fabric", "accelerator", "checkpoint", "checkpointer", "dcp", "dist_cp")
+#: Parts of the names of functions that may write a checkpoint, and a whole name.
+_WRITING, _DUMP = ("save", "checkpoint", "ckpt"), "dump"
 _EVALUATING = ("eval", "evaluate", "evaluation", "validate", "validation", "test")
 #: At least this fraction of the unusual work must lie outside of backward, loading and updates.
 _OUTSIDE = 0.7
@@ -66,7 +68,10 @@ def _rule(facts: Facts) -> Sighting | None:
         for is_divided in (True, False)
     )
     what, instead = "works alone (a checkpoint, a log, an evaluation)", ""
-    if evaluates:
+    prepares = not evaluates and has_saved is None and _writes_nothing(facts)
+    if prepares:
+        what = "works alone (an evaluation, a log, data that it prepares)"
+    elif evaluates:
         what = f"evaluates alone ({passes:.0f} more forward passes)"
     elif saves:
         how = "the script's loop saves a checkpoint" if has_saved is None else "in torch.save"
@@ -86,7 +91,7 @@ def _rule(facts: Facts) -> Sighting | None:
         f"{in_ms(ms)} each time.{instead}",
         steps.share(facts.step_ns),
         whole if saves else divided,
-        fix=_FIX if evaluates else ASYNCHRONOUS,
+        fix=_FIX if evaluates else _FIX_OF_PREPARING if prepares else ASYNCHRONOUS,
     )
 
 
@@ -112,6 +117,15 @@ def _saves(facts: Facts) -> bool:
         for names in (_SAVING, _EVALUATING)
     )
     return any(map(_is_of_model, saving)) and not evaluating
+
+
+def _writes_nothing(facts: Facts) -> bool:
+    """True if the script trains in a loop of its own, and no name that it calls is of a save."""
+    script = facts.script
+    if not script.places("backward"):
+        return False  # a library's loop, which may save
+    names = {source.called(call) for source in script.sources for call in source.calls()}
+    return _DUMP not in names and not any(p in name.lower() for name in names for p in _WRITING)
 
 
 def _is_of_model(site: Site) -> bool:
@@ -159,6 +173,14 @@ _FIX = (
     "total = YOUR_EVALUATION(YOUR_MODEL.module, loader)  # sums of this part\n"
     "torch.distributed.all_reduce(total)"
 )
+_FIX_OF_PREPARING = (
+    "rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()\n"
+    "part = YOUR_ITEMS[rank::ranks]  # each rank evaluates, or prepares, a part\n"
+    "# sums of an evaluation: torch.distributed.all_reduce(YOUR_SUMS)\n"
+    "# what all ranks need alike, as an order of samples: each draws it from one seed\n"
+    "generator = torch.Generator().manual_seed(YOUR_SEED + YOUR_EPOCH)\n"
+    "# a log: every 1000 steps, or from a thread"
+)
 #: Background writing exchanges objects: in the group of the gradients the ranks would hang.
 ASYNCHRONOUS = (
     "# a checkpoint: every rank calls this, and writes its part in the background\n"
@@ -187,8 +209,9 @@ CAUSE = CatalogueCause(
     why=(
         "Work that only rank 0 does keeps all other ranks waiting at the next exchange: they "
         "compute nothing during this time, and a long evaluation can run into a time-out. An "
-        "evaluation can be divided over the ranks, a checkpoint be written in the background, "
-        "which wins more than to divide it, and a log be written less often."
+        "evaluation can be divided over the ranks, as can the preparation of data, a checkpoint be "
+        "written in the background, which wins more than to divide it, and a log be written less "
+        "often."
     ),
     gain_note=(
         "The steps are replayed as if every rank did an equal part of the work. If most of the "

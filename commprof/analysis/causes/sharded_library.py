@@ -7,8 +7,19 @@ FSDP1 is ``FullyShardedDataParallel``, whose units hold one flat parameter each;
 from __future__ import annotations
 
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
-from commprof.analysis.collectives.sharding import gathers
+from commprof.analysis.collectives.sharding import Sharding, gathers
 from commprof.trace.exchanged import trained_by
+
+
+def fsdp_of(facts: Facts) -> Sharding | None:
+    """The collectives of FSDP; None if there are none.
+
+    Other libraries and scripts that shard parameters themselves make the same collectives, but the
+    parameters that they train are no shards of torch's.
+    """
+    trained = trained_by(facts.first.trace.metadata)
+    is_other = trained is not None and not trained.sharded
+    return None if is_other else facts.world.communication.sharding
 
 
 def is_flat(facts: Facts) -> bool:

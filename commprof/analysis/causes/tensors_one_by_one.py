@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from commprof.analysis.causes.bursts import Bursts, bursts
@@ -34,25 +36,37 @@ _SUBJECTS = {
 #: By operation: begin of the sentence if, besides, the calls lie between backward and the update.
 _OF_GRADIENTS = {
     "all_reduce": "The gradients are averaged",
-    "reduce": "The gradients are summed on one rank",
+    "reduce": "The gradients are each summed on one rank",
 }
 
 
-def _tensors(calls: RankCalls) -> Mask:
-    mask: Mask = calls.chosen(tuple(_SUBJECTS)) & calls.of_script & ~of_objects(calls)
+def _tensors(calls: RankCalls, ops: Sequence[str]) -> Mask:
+    mask: Mask = calls.chosen(ops) & calls.of_script & ~of_objects(calls)
     return mask
 
 
-def _seen(calls: RankCalls) -> Bursts:
-    return bursts(calls, _tensors(calls), _LEAST)
+def _seen(calls: RankCalls, ops: Sequence[str]) -> Bursts:
+    return bursts(calls, _tensors(calls, ops), _LEAST)
+
+
+def _longest_op(calls: RankCalls) -> str:
+    """Operation whose series of calls take the longest in all: sentence and fix are about one."""
+    in_series = _seen(calls, tuple(_SUBJECTS)).all_calls
+    of_ops = {
+        op: calls.blocked_ns(in_series & (calls.table.op == OPS.index(op))) for op in _SUBJECTS
+    }
+    return max(of_ops, key=of_ops.__getitem__)
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    first = _seen(facts.ranks[0])
+    op = _longest_op(facts.first)
+    first = _seen(facts.first, (op,))
     size = first.calls.size_bytes[first.row]
     if not len(size) or small(first.calls)[first.row].all() or size.mean() > _MEAN_BYTES:
         return None
-    rows = facts.on_all_ranks(_seen, lambda row: row.calls.per_step(row.all_calls) >= _LEAST)
+    rows = facts.on_all_ranks(
+        lambda calls: _seen(calls, (op,)), lambda row: row.calls.per_step(row.all_calls) >= _LEAST
+    )
     if not rows:
         return None
     spans = [calls.removed() for calls in rows]
@@ -62,7 +76,6 @@ def _rule(facts: Facts) -> Sighting | None:
     trained = trained_by(first.calls.trace.metadata)
     per_step = float(size.sum()) / facts.steps
     is_all = trained is not None and per_step >= _GRADIENTS * trained.parameter_bytes > 0
-    op = OPS[int(first.calls.table.op[first.row[0]])]
     line = first.calls.line(first.all_calls)
     calls_per_step = round(first.calls.per_step(first.all_calls))
     mean_bytes = float(size.mean())

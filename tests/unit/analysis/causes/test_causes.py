@@ -660,6 +660,28 @@ def test_pictures_that_a_rank_saves_are_no_checkpoints(
     assert ("loop saves a checkpoint" in found["rank-alone"].sentence) == is_checkpoint
 
 
+@pytest.mark.parametrize(
+    ("loop", "prepares"),
+    [
+        ("    order = shuffled(data)\n    loss.backward()\n", True),
+        ("    loss.backward()\n    write_checkpoint(model)\n", False),
+        ("    loss.backward()\n    torch.save(model.state_dict(), 'x')\n", False),
+        ("    trainer.fit(model)\n", False),  # a library's loop may save
+    ],
+)
+def test_no_checkpoint_is_told_of_if_the_script_writes_none(
+    loop: str, prepares: bool, tmp_path: Path
+) -> None:
+    train = tmp_path / "train.py"
+    train.write_text(f"for step in range(40):\n{loop}")
+    os.utime(train, (0, 0))  # it is as it ran
+    found = causes_of(alone(60.0, 5), steps=31, models=0, script_path=str(train))
+    cause = found["rank-alone"]
+    assert ("checkpoint" not in cause.sentence) == prepares
+    assert ("async_save" not in cause.fix) == prepares
+    assert ("YOUR_ITEMS[rank::ranks]" in cause.fix) == prepares
+
+
 def test_a_rank_that_evaluates_alone_is_told_by_its_forward_passes() -> None:
     cause = causes_of(alone(60.0, 5, forwards=6), steps=31, models=0)["rank-alone"]
     assert "Rank 0 evaluates alone (6 more forward passes)" in cause.sentence

@@ -239,3 +239,20 @@ def test_tensors_whose_roots_take_turns_are_joined_by_root(op: str) -> None:
     assert "YOUR_ROOT" in cause.fix
     # Of ten calls of 1 ms, one for each root remains.
     assert cause.share == pytest.approx(8 / 41, abs=1e-3)
+
+
+def test_a_series_of_one_operation_is_told_beside_another() -> None:
+    """As ZeRO by hand: gradients are reduced, and weights broadcast for longer."""
+
+    def body(script: Script, step: int) -> None:
+        script.forward(10.0)
+        script.backward(20.0)
+        for place in range(6):
+            script.call("reduce", size=40_000 + 4 * place, ms=1.0)
+        script.work(1.0, Phase.OPTIMIZER)
+        for place in range(10):
+            script.call("broadcast", size=40_000 + 4 * place, ms=1.0)
+
+    cause = causes_of(body, models=0)["tensors-one-by-one"]
+    assert "10 broadcast calls per step" in cause.sentence
+    assert cause.share == pytest.approx(9 / 47, abs=1e-3)

@@ -65,6 +65,20 @@ def test_a_reduction_of_every_micro_batch_is_named() -> None:
     assert saved(cause) == pytest.approx(4 / 85, abs=1e-3)
 
 
+OTHERS = [
+    passes(24 * MB, again=False, reduced=(True,)),
+    passes(*[40_000] * 12, ms=1.0, reduced=(True,)),
+    passes(8 * MB, 8 * MB, again=False, ms=4.0, reduced=(True, True, True)),
+    passes(8 * MB, 8 * MB, 8 * MB, ms=1.0, reduced=(True,)),
+]
+
+
+@pytest.mark.parametrize("body", OTHERS)
+def test_nobody_is_told_of_fsdp_whose_script_shards_without_it(body: Body) -> None:
+    """The trained parameters are no shards of torch's: DeepSpeed, or hooks of the script."""
+    assert causes_of(body, models=0, trained=shards(24 * MB) | {"sharded": False}) == {}
+
+
 FLAT_FIXES = [
     ("fsdp-one-unit", passes(24 * MB, again=False, reduced=(True,)), "auto_wrap_policy"),
     ("fsdp-small-units", passes(*[40_000] * 12, ms=1.0, reduced=(True,)), "auto_wrap_policy"),
