@@ -111,12 +111,12 @@ class Diagnosis:
         """The verdict in one sentence."""
         who = named_ranks([one.rank for one in self.culprits])
         if self.kind == "none":
-            where = "outside of torch.distributed's operations"
+            elsewhere = "outside of torch.distributed's operations"
             if self.lacks.messages_untold:
-                where = (
+                elsewhere = (
                     "in a send or recv, which gloo's dumps do not hold, or outside of operations"
                 )
-            return f"No operation is pending in these dumps: if the job hangs, then {where}"
+            return f"No operation is pending in these dumps: if the job hangs, then {elsewhere}"
         if self.kind == "unknown":
             uneven = any(one.uneven for one in self.groups)
             numbers = "different numbers" if uneven else "the same number"
@@ -130,10 +130,10 @@ class Diagnosis:
                 "not known"
             )
         if self.kind == "members":
-            where = self.oldest or [f"group {one.group!r}" for one in self.groups]
+            pending = self.oldest or [f"group {one.group!r}" for one in self.groups]
             return (
-                f"Ranks wait in {listed(where)}; which ranks belong to "
-                f"{'this group' if len(where) == 1 else 'these groups'} is not in the dumps, "
+                f"Ranks wait in {listed(pending)}; which ranks belong to "
+                f"{'this group' if len(pending) == 1 else 'these groups'} is not in the dumps, "
                 "so whether a rank did not arrive, and which, cannot be told"
             )
         if self.kind == "arrived":
