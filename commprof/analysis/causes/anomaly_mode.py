@@ -22,7 +22,7 @@ def _rule(facts: Facts) -> Sighting | None:
     for position in range(len(facts.ranks)):
         begin, _ = facts.noted_ns(position, _NOTED)
         if not len(begin):
-            continue  # as in most recordings; the rank's calls, which cost time, are not needed
+            continue  # usual: then there is no need to read the rank's calls, which takes long
         calls = facts.ranks[position]
         steps = np.unique(row_containing(calls.begin_ns, calls.end_ns, begin))
         if len(steps) >= _USUAL * min(facts.steps, _MOST_NOTED):
@@ -41,7 +41,7 @@ def _rule(facts: Facts) -> Sighting | None:
     )
 
 
-#: Capture notes at most so many passes.
+#: Capture notes at most this many passes.
 _MOST_NOTED = 4096
 
 
@@ -67,14 +67,14 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"In at least {_USUAL:.0%} of the measured steps of a rank, a backward pass runs while "
-        "torch.is_anomaly_enabled() is True. Recordings of other tools do not tell."
+        "torch.is_anomaly_enabled() is True. Recordings of other tools do not tell this."
     ),
     why=(
         "`torch.autograd.set_detect_anomaly(True)`, `detect_anomaly()` and Lightning's "
         "`Trainer(detect_anomaly=True)` find the operator whose gradient is NaN. For that, torch "
         "records the Python stack of each operator of a forward pass in this mode, and checks each "
-        "gradient in backward, unless it is called with `check_nan=False`. If one rank alone has "
-        "the mode on, all others wait for it. Switch it on to find a NaN, and off afterwards."
+        "gradient in backward, unless the mode was set with `check_nan=False`. If one rank alone "
+        "has the mode on, all others wait for it. Switch it on to find a NaN, and off afterwards."
     ),
     gain_note=(
         "Not predicted, because a run with the mode on does not show how long forward and "

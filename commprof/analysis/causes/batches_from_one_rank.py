@@ -63,7 +63,7 @@ def _rule(facts: Facts) -> Sighting | None:
     ms = facts.per_step_ms(waiting)
     return Sighting(
         f"Rank {int(root[0])} reads every batch and sends it to the others before each forward "
-        f"pass, {in_bytes(size)} per step, for which each of them waits {in_ms(ms)}.",
+        f"pass: {in_bytes(size)} per step. Each of the others waits {in_ms(ms)} per step for this.",
         share,
         line=first.line(mask),
     )

@@ -22,15 +22,15 @@ class Bursts:
 
     The calls of a burst have the same operation and group, lie between the same phases of one step,
     and follow one another without another call between them. The thread waits for each of them, and
-    mostly works no longer between two of them than it waits. Barriers may stand before them, as
-    libraries of metrics make one before each exchange.
+    mostly works no longer between two of them than it waits. A barrier may stand before a call,
+    because libraries of metrics make a barrier before each exchange.
     """
 
     calls: RankCalls
     #: Row of each call in the rank's table; the next field is the call's burst.
     row: Ints
     burst: Ints
-    #: Mask over the table: the barriers before calls of bursts, of the same segment.
+    #: Mask over the table: barriers that stand before calls of bursts in the same segment.
     barriers: Mask
     #: True if calls of different types can be joined too, as single numbers can: all of them fit
     #: into one floating-point type.
@@ -38,9 +38,9 @@ class Bursts:
 
     @cached_property
     def remains(self) -> Mask:
-        """True for the calls that remain if those calls of a burst are joined that can be.
+        """True for the calls that remain once all calls that can be joined are joined.
 
-        The first call of each reduction and root remains, or of each type, reduction and root.
+        Of the calls of a burst that can be joined (see ``_kinds``), the first remains.
         """
         remains = np.zeros(len(self.row), dtype=bool)
         if len(self.row):
@@ -104,7 +104,7 @@ def _root(calls: RankCalls) -> Ints:
 
 
 def bursts(calls: RankCalls, mask: Mask, least: int) -> Bursts:
-    """Finds the bursts of at least ``least`` calls in which all calls are masked."""
+    """Finds the bursts of at least ``least`` calls; ``mask``: the calls that may be in bursts."""
     table = calls.table
     barrier = among(table.op, *codes_of("barrier")) & calls.is_blocking
     other = np.flatnonzero(~barrier)

@@ -60,8 +60,8 @@ class CatalogueCause:
     looks_like: str
     #: Why it costs time, or harms the result, for a reader who does not know commprof.
     why: str
-    #: Lines of code, or a setting, that can be pasted into the script once its own names are put
-    #: in place of those that begin with ``YOUR_``.
+    #: Lines of code, or a setting, that can be pasted into the script once names that begin with
+    #: ``YOUR_`` are replaced by the script's own names.
     fix: str
     #: The fix for a model that FSDP1 shards, if ``fix`` is for FSDP2; else empty.
     fix_of_fsdp1: str = field(default="", kw_only=True)

@@ -24,8 +24,8 @@ class DataPasses:
 
     begin_ns: Ints
     end_ns: Ints
-    #: Number of the DistributedSampler, its epoch, and a checksum of its seed; 0 if it does not
-    #: shuffle by its epoch.
+    #: Number of the DistributedSampler; the next fields are its epoch and a checksum of its seed.
+    #: All three are 0 without a DistributedSampler that shuffles by its epoch.
     sampler: Ints
     epoch: Ints
     seed: Ints

@@ -1,4 +1,4 @@
-"""Each module of a model is wrapped by DDP of its own, so that no bucket joins their gradients."""
+"""Each module is wrapped in a DDP model of its own, so that no bucket joins their gradients."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     mask = buckets_of_ddp(first)
     if len(np.unique(first.table.group[mask])) > 1:
-        return None  # such as experts, whose gradients fewer ranks share: no bucket joins groups
+        # Only some ranks share the gradients of experts, and no bucket joins two groups.
+        return None
     number, mean = int(mask.sum()) / facts.steps, float(first.size_bytes[mask].mean())
     passes = len(np.unique(first.table.graph_task[mask])) / facts.steps
     usual = buckets_by_default(total)
@@ -69,10 +70,10 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        f"At least {_LEAST} DDP models of one group of ranks, whose `bucket_cap_mb` is not below "
-        f"its default, are exchanged by one backward pass, in buckets of at most "
-        f"{_MEAN_BYTES // 2**10} KiB on average and at least twice as many as one DDP model would "
-        f"make. The training thread waits for them for at least {_EXPOSED:.0%} of the step."
+        f"One backward pass exchanges the gradients of at least {_LEAST} DDP models of one group "
+        "of ranks, whose `bucket_cap_mb` is not below its default. The buckets have at most "
+        f"{_MEAN_BYTES // 2**10} KiB on average, and are at least twice as many as one DDP model "
+        f"would make. The training thread waits for them for at least {_EXPOSED:.0%} of the step."
     ),
     why=(
         "A bucket joins gradients of one DDP model only. If each layer, or each part of a model, "

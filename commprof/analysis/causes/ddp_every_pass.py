@@ -96,12 +96,11 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "Before each update, several backward passes end with an exchange of DDP's buckets: more "
-        "passes than there are DDP models, at least two, and one of them the last pass "
-        "before the update. Nine of ten updates have the same number of such passes, or "
-        "fewer at the end of an epoch. Nine of ten of the passes exchange the same number "
-        "of bytes. The training thread waits in the exchanges other than the last for at "
-        f"least {WORTH_NAMING:.0%} of the step."
+        "Before each update, at least two backward passes end with an exchange of DDP's buckets, "
+        "and more passes than there are DDP models. The last pass before the update is one of "
+        "them. Nine of ten updates have the same number of such passes, or fewer at the end of an "
+        "epoch. Nine of ten of the passes exchange the same number of bytes. The training thread "
+        f"waits in all but the last of these exchanges for at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "With gradient accumulation several micro batches add to the gradients before the "
@@ -112,9 +111,10 @@ CAUSE = CatalogueCause(
         "with it the exchanges are no mistake."
     ),
     gain_note=(
-        "The steps are replayed without these exchanges and without DDP's copies: those out of the "
-        "buckets were measured, and those into them are assumed to take as long. What else DDP "
-        "does for each gradient in such a pass is not recorded, so the fix wins somewhat more."
+        "The steps are replayed without these exchanges and without DDP's copies. The copies out "
+        "of the buckets were measured, and the copies into the buckets are assumed to take as "
+        "long. What else DDP does for each gradient in such a pass is not recorded, so the fix "
+        "wins somewhat more."
     ),
     fix=(
         "import contextlib\n\n"

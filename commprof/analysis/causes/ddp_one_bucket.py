@@ -19,7 +19,7 @@ _EXPOSED = 0.1
 
 
 def _largest(calls: RankCalls) -> tuple[float, float]:
-    """Median bytes of a pass's largest bucket, and their median fraction of the pass's bytes."""
+    """Bytes of a pass's largest bucket, and their fraction of the pass's bytes, as medians."""
     mask = buckets_of_ddp(calls)
     if not mask.any():
         return 0.0, 0.0

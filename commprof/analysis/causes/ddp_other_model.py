@@ -1,4 +1,4 @@
-"""A pass exchanges the gradients of a model that is not updated after it, as GANs do."""
+"""A pass exchanges the gradients of a model that is not updated after this pass, as in GANs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Pass:
 
 
 def _cycle(updated: Sequence[Models]) -> list[Models]:
-    """The models of each update, of one cycle of updates; empty if the updates have no cycle."""
+    """The models of each update in a cycle of updates; empty if the updates do not repeat."""
     for length in range(1, len(updated) // 2 + 1):
         if all(updated[index] == updated[index % length] for index in range(len(updated))):
             return list(updated[:length])
@@ -47,17 +47,17 @@ def _cycle(updated: Sequence[Models]) -> list[Models]:
 
 
 def _keeping(updates: Sequence[Sequence[int]], length: int) -> list[Models]:
-    """Per update of a cycle of this length: models that keep gradients of the update before it.
+    """For each update of a cycle: the models that keep their gradients from the update before.
 
-    ``updates``: the models that kept them, per recorded update. Nothing is known of the first
-    update, so that those at its place in later cycles stand for it.
+    ``updates``: these models, for each recorded update. Nothing is known of the first recorded
+    update: the first updates of later cycles stand for it. ``length``: updates in a cycle.
     """
     first = [length, *range(1, length)]
     return [frozenset(chain(*updates[index::length])) for index in first]
 
 
 def _sets(model_bytes: Sequence[int]) -> dict[int, Models]:
-    """The set of models by the bytes of its gradients, without bytes that several sets have."""
+    """By number of gradient bytes: the only set of models that has this number of bytes."""
     by_bytes: dict[int, list[Models]] = {}
     numbers = [number for number, size in enumerate(model_bytes) if size]
     for count in range(1, len(numbers) + 1):
@@ -67,7 +67,7 @@ def _sets(model_bytes: Sequence[int]) -> dict[int, Models]:
 
 
 def _passes(calls: RankCalls, sets: dict[int, Models]) -> list[_Pass]:
-    """Passes of the measured steps; empty if some exchange other bytes than those of models."""
+    """Passes of the measured steps; empty if a pass exchanges bytes that ``sets`` does not have."""
     phases, steps = columns.phases(calls.trace), columns.steps(calls.trace)
     mine = (phases.key == Phase.OPTIMIZER) & (phases.thread == steps.thread[0])
     update_ns = np.sort(phases.begin_ns[mine])
@@ -87,7 +87,7 @@ def _passes(calls: RankCalls, sets: dict[int, Models]) -> list[_Pass]:
 def _needless(
     calls: RankCalls, passes: list[_Pass], cycle: list[Models], keeping: list[Models]
 ) -> Mask | None:
-    """Buckets of models that another pass exchanges anew before their update.
+    """Buckets whose models' gradients another pass exchanges anew before these models' update.
 
     ``keeping``: result of :func:`_keeping`.
 
@@ -104,7 +104,8 @@ def _needless(
         again = [
             model for model in passed.models if _is_again(model, index, passes, cycle, keeping)
         ]
-        # What follows the last passes was not recorded: it is what follows such passes before.
+        # What follows the last passes was not recorded: what followed earlier passes of the same
+        # models at the same place in the cycle stands for it.
         again = usual.setdefault((passed.models, passed.update % len(cycle)), again)
         for model in again:
             sizes = alone.get(frozenset([model]))
@@ -118,14 +119,14 @@ def _needless(
 def _is_again(
     model: int, index: int, passes: list[_Pass], cycle: list[Models], keeping: list[Models]
 ) -> bool:
-    """True if a later pass exchanges the model anew, before its update but after another one.
+    """True if a later pass exchanges the model anew, after another update but before its own.
 
     False if the gradients are kept until that update, because those of both passes may add up.
     """
     now = passes[index].update
     updates = (now + ahead for ahead in range(len(cycle)))
     its_update = next((k for k in updates if model in cycle[k % len(cycle)]), None)
-    # Further micro batches before the same update add up to the pass.
+    # A pass before the same update is a further micro batch: its gradients add up with these.
     later = next(
         (
             passed
@@ -141,7 +142,7 @@ def _is_again(
 
 
 def _of_sizes(size_bytes: Ints, rows: Ints, like: Ints) -> Ints:
-    """The first of these rows that have the sizes of other rows; none if some size is missing."""
+    """The first of ``rows`` with the sizes of the rows ``like``; none if a size is missing."""
     wanted, chosen = Counter(size_bytes[like].tolist()), []
     for row in rows.tolist():
         if wanted[int(size_bytes[row])] > 0:
@@ -151,10 +152,10 @@ def _of_sizes(size_bytes: Ints, rows: Ints, like: Ints) -> Ints:
 
 
 def _removed(calls: RankCalls, mask: Mask, copies: bool) -> Removed:
-    """The masked buckets, and the share that they have of their passes' copies of gradients.
+    """Removes the masked buckets, and their share of the copies of gradients in their passes.
 
-    DDP copies gradients out of the buckets at the end of a pass. If it ``copies`` them into the
-    buckets too, this takes as long, before the end of the pass.
+    DDP copies gradients out of the buckets at the end of a pass. If ``copies``, it has also copied
+    them into the buckets before; this is assumed to take as long.
     """
     final, table = columns.finalizations(calls.trace), calls.table
     span = final.span
@@ -197,7 +198,7 @@ def _rule(facts: Facts) -> Sighting | None:
     )
     if not masks:
         return None
-    # Buckets queue: those of the other model delay the rest of the same pass.
+    # Buckets are sent one after another: the other model's buckets delay the rest of the pass.
     exposed = [
         float(calls.exposed_ns[np.isin(calls.table.graph_task, calls.table.graph_task[mask])].sum())
         for calls, mask in masks
@@ -219,16 +220,17 @@ def _rule(facts: Facts) -> Sighting | None:
 
 CAUSE = CatalogueCause(
     id="ddp-other-model",
-    title="A pass exchanges the gradients of a model that is not updated after it",
+    title="A pass exchanges the gradients of a model that is not updated after this pass",
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
         "The updates of several DDP models follow one another in a cycle. In at least "
         f"{_USUAL:.0%} of the steps, a pass exchanges the gradients of a model, then another model "
         "is updated, and then a second pass exchanges the gradients of the first one before its "
-        "update. The script sets these gradients to None in between, as `zero_grad()` does: others "
-        "may add up. Passes are told by their bytes. The training thread waits in such passes for "
-        f"at least {WORTH_NAMING:.0%} of the step."
+        "update. The script sets these gradients to None in between, as `zero_grad()` does, "
+        "because gradients that are kept may add up. Passes are told apart by their bytes. The "
+        "training thread waits in such passes for at least "
+        f"{WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "The generator of a GAN learns through the discriminator, so that its backward pass also "

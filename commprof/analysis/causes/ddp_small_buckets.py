@@ -55,8 +55,8 @@ def _rule(facts: Facts) -> Sighting | None:
     usual = counted(buckets_by_default(mean * number), "bucket")
     cap = f"bucket_cap_mb={min(caps) / 2**20:.3g}"
     return Sighting(
-        f"DDP cuts the gradients into {counted(round(number), 'bucket')} per step of "
-        f"{in_bytes(mean)} on average ({cap}): each pays the latency of a call. "
+        f"DDP cuts the gradients into {counted(round(number), 'bucket')} per step "
+        f"({in_bytes(mean)} on average, {cap}): each pays the latency of a call. "
         f"The default of 25 MiB would make {usual}.",
         share,
         saving_by_default(facts),
@@ -112,7 +112,7 @@ def buckets_by_default(size_bytes: float) -> int:
 
 CAUSE = CatalogueCause(
     id="ddp-small-buckets",
-    title="DDP's buckets are so small that latency rules",
+    title="DDP's buckets are so small that their time is mostly latency",
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(

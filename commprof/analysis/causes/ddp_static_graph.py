@@ -1,4 +1,4 @@
-"""DDP searches in every pass for unused parameters that are the same each time."""
+"""DDP searches for unused parameters in every pass, and always finds the same ones."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def _rule(facts: Facts) -> Sighting | None:
 
 CAUSE = CatalogueCause(
     id="ddp-static-graph",
-    title="DDP searches in every pass for unused parameters that never change",
+    title="DDP searches for unused parameters in every pass, and always finds the same ones",
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "All DDP models were made with `find_unused_parameters=True` and without `static_graph`, "
-        "DDP's log counts the same bytes of unused parameters, more than none, in all passes that "
-        "it sampled, and the search and the all-reduce of one mark per parameter take at least "
+        "All DDP models were made with `find_unused_parameters=True` and without `static_graph`. "
+        "In all passes that DDP's log sampled, it counts the same bytes of unused parameters, and "
+        "not 0. The search and the all-reduce of one mark per parameter take at least "
         f"{WORTH:.0%} of the step."
     ),
     why=(

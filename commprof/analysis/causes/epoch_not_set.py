@@ -9,15 +9,15 @@ from commprof.analysis.causes.data_passes import DataPasses, data_passes
 from commprof.analysis.causes.edits.script import Script
 from commprof.analysis.causes.facts import Facts
 
-#: Least number of passes for training with one epoch of a sampler.
+#: Least number of training passes in the same order.
 _LEAST = 3
 
 
 def _repeated(passes: DataPasses) -> tuple[int, int]:
-    """Largest number of passes for training with one order of a sampler, and of all its kind.
+    """Largest number of training passes in the same order, and number of all shuffled ones.
 
-    Passes of one sampler with one seed and epoch have one order; and passes of several samplers, as
-    of loaders that each epoch makes anew, with one seed and epoch and the same first batches.
+    Passes have the same order if their seed and epoch are equal and either they share a sampler or
+    their first batches are equal: a script may make its loader and sampler anew in each epoch.
     """
     shuffled = passes.training
     shuffled = shuffled.chosen(np.flatnonzero(shuffled.epoch > 0))
@@ -81,8 +81,9 @@ CAUSE = CatalogueCause(
     looks_like=(
         f"On each rank, at least {_LEAST} passes over DataLoaders, during which backward passes "
         "begin, use a DistributedSampler with `shuffle=True` and with the same seed and epoch; and "
-        "these are most of the training passes with such a sampler. They have one sampler, or "
-        "their first batches are equal. Subclasses with an order of their own do not count."
+        "these are most of the training passes with such a sampler. These passes share one "
+        "sampler, or their first batches are equal. Subclasses with an order of their own do not "
+        "count."
     ),
     why=(
         "`DistributedSampler(shuffle=True)` draws the order of the samples from its seed and its "

@@ -27,7 +27,7 @@ _LEAST = 2
 
 
 def _shared_passes(facts: Facts) -> list[DataPasses]:
-    """By rank, the measured passes that evaluate, and that read the same on all ranks."""
+    """By rank, the measured passes that evaluate and read the same batches on all ranks."""
     evaluated = [of_rank.evaluating for of_rank in data_passes(facts)]
     if not evaluated or len({len(of_rank.checksum) for of_rank in evaluated}) > 1:
         return []
@@ -55,16 +55,16 @@ def _rule(facts: Facts) -> Sighting | None:
     batches = round(float(np.median(passes[0].batches)))
     return Sighting(
         f"Each rank loads the same samples for an evaluation, {number} times in {facts.steps} "
-        f"steps: {batches} batches in {in_ms(ms)} each time, equal in content on all ranks. Unless "
-        f"each rank computes a part of them only, an evaluation takes 1/{ranks} of this time if "
-        f"{ranks} ranks divide the samples.",
+        f"steps: {batches} batches in {in_ms(ms)} each time, equal in content on all ranks. If "
+        f"the {ranks} ranks divided the samples, an evaluation would take 1/{ranks} of this time, "
+        "unless each rank already computes only a part of the samples.",
         share,
         saving_without(facts, _removed(facts, passes)),
     )
 
 
 def _removed(facts: Facts, passes: list[DataPasses]) -> list[Removed]:
-    """Removes all but the first of as many parts of each pass as there are ranks."""
+    """Divides each pass into as many parts as there are ranks, and removes all but the first."""
     ranks = facts.world.world_size
     first: list[list[Ints]] = []
     for calls, of_rank in zip(facts.ranks, passes, strict=True):
@@ -99,12 +99,12 @@ CAUSE = CatalogueCause(
     looks_like=(
         f"In at least {_LEAST} passes over a DataLoader, during which DDP's forward pass begins "
         "for most batches and no backward pass begins, the content of the first 4 batches is the "
-        "same on all ranks, and differs from batch to batch. Passes with a part of a batch that "
-        "cannot be compared, as on a device, do not count, nor do calls of `YOUR_MODEL.module`, "
-        "which are not recorded, nor batches of indices. DDP exchanges gradients over all ranks, "
-        "and no other calls divide a batch among ranks. A script that takes a rank's part of each "
-        "batch after it was loaded is not told apart. "
-        f"What the passes take beyond one rank's part is at least {WORTH_NAMING:.0%} of all time."
+        "same on all ranks, and differs from batch to batch. Passes do not count if a part of a "
+        "batch cannot be compared, as on a device, or if the batches are of indices. Calls of "
+        "`YOUR_MODEL.module` are not recorded. DDP exchanges gradients over all ranks, and no "
+        "other calls divide a batch among ranks. A script in which each rank takes its part of a "
+        "batch after loading the whole batch cannot be told apart. What the passes take beyond one "
+        f"rank's part is at least {WORTH_NAMING:.0%} of all time."
     ),
     why=(
         "An evaluation on every rank over all samples gives every rank the same result and takes "

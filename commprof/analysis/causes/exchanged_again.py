@@ -76,10 +76,10 @@ def _sighting(facts: Facts, of_ranks: list[tuple[RankCalls, Mask]], op: str) -> 
     size = in_bytes(float(first.size_bytes[mask].sum()) / facts.steps)
     calls = counted(round(first.per_step(mask)), f"{op} call")
     of_weights = op == "broadcast" or _after_update(first, mask)
-    # The work between the calls may then compute the average, which stays.
+    # Between calls that reduce weights, work may compute the average: it stays in the replay.
     is_average = of_weights and op != "broadcast"
     what = (
-        "DDP keeps the weights of all ranks equal, and averages of them"
+        "DDP keeps the weights, and so their moving averages, equal on all ranks"
         if of_weights
         else "DDP has averaged the gradients by the end of backward"
     )
@@ -108,28 +108,28 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         "DDP reduces one model in a typical step, and after backward the script itself reduces or "
-        f"broadcasts as many bytes, within {_ALIKE:.0%}, over the same ranks, for at least "
-        f"{WORTH_NAMING:.0%} of the step. Not named if an optimizer issues the calls, if "
-        "several ranks broadcast, or if the job also trains as large a model outside of "
-        "DDP."
+        f"broadcasts as many bytes, within {_ALIKE:.0%}, over the same ranks. These calls take at "
+        f"least {WORTH_NAMING:.0%} of the step. Not named if an optimizer issues the calls, if "
+        "several ranks broadcast, or if the job also trains as large a model outside of DDP."
     ),
     why=(
         "DDP's backward pass ends with the mean of the gradients on every rank, so that all ranks "
         "make the same update: a function that averages gradients, left over from a script without "
         "DDP, averages equal numbers. Weights need no broadcast after an update either. Nor "
         "does a moving average of the weights, because each rank computes it from equal "
-        "weights. Weights that changed on one rank only, as by loading a checkpoint, are "
+        "weights. Weights that changed on one rank only, as by loading a checkpoint, need to be "
         "sent once."
     ),
     gain_note=(
         "The steps are replayed without the calls, and without what their loop does between one "
-        "call and the next, such as the division. After calls that reduce weights that work stays, "
-        "because it may compute their average."
+        "call and the next, such as the division. If the calls reduce weights, this work stays in "
+        "the replay, because it may compute an average of the weights."
     ),
     fix=(
-        "# delete the loop that reduces gradients after backward, with its division by\n"
-        "# the number of ranks, and broadcasts of weights after each update; if nothing\n"
-        "# divides the sum, gradients shrink by that number: adapt the learning rate\n"
+        "# delete the loop that reduces gradients after backward (with its division\n"
+        "# by the number of ranks), and any broadcast of weights after an update; if\n"
+        "# nothing divides the sum, gradients shrink by that number: adapt the\n"
+        "# learning rate\n"
         "YOUR_LOSS(YOUR_MODEL(YOUR_BATCH)).backward()\n"
         "YOUR_OPTIMIZER.step()"
     ),

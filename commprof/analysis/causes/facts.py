@@ -69,8 +69,8 @@ class RankCalls:
     wait_end_ns: Ints
     #: Time for which the call blocked the training thread.
     exposed_ns: Floats
-    #: The part of ``exposed_ns`` inside the call that issues the collective: in it, torch may
-    #: compare the ranks' calls, and backends connect.
+    #: The part of ``exposed_ns`` inside the call that issues the collective. There, torch may
+    #: compare the ranks' calls, and a backend may connect the ranks.
     in_call_ns: Floats
     #: True if the call works on a device's tensors.
     on_device: Mask
@@ -187,7 +187,10 @@ class RankCalls:
         return ""
 
     def lines(self, mask: Mask) -> list[str]:
-        """All lines of code that issued these calls; only :meth:`line` without recorded stacks."""
+        """All lines of code that issued these calls, as far as stacks were recorded.
+
+        Only :meth:`line` if none of these calls has a stack; empty if no call at all has one.
+        """
         if not self.trace.stacks:
             return []
         numbers = np.unique(columns.stacks(self.trace, self.table.op_id)[mask]).tolist()
@@ -378,10 +381,10 @@ class Facts:
         """Counts backward passes between updates; None if the ranks differ or nothing is known.
 
         Args:
-            exchanging_ns: returns a time in each backward pass of a rank that exchanged gradients.
-            once_each: True if these are not several times of one pass. Times in the same backward
-                phase then belong to passes that a hook of the outer pass has run, as for cached
-                losses.
+            exchanging_ns: returns times that lie in those backward passes that exchange gradients.
+            once_each: True if each such pass has only one of these times. Several times in one
+                backward phase then show that a hook of the outer pass ran further passes, as for
+                cached losses.
             matters: returns False for the first rank's passes if no rule can apply to them; the
                 other ranks' passes are then not counted, and the result is None.
         """

@@ -13,7 +13,7 @@ from commprof.trace.reader import Trace
 
 def _rule(facts: Facts) -> Sighting | None:
     seen = facts.seen.all_steps
-    # of a run that is too long, the other traces hold only some of the steps
+    # in a long run, ``on_host`` may hold only some of the steps
     traces = seen.on_host if seen.left_out is None else seen.recorded
     if len(traces) < facts.world.world_size or not all(map(_has_all_steps, traces)):
         return None

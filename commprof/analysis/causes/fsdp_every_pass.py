@@ -107,8 +107,8 @@ CAUSE = CatalogueCause(
     ),
     gain_note=(
         "The steps are replayed without these reductions, and without FSDP's copies of gradients "
-        "into and out of them. On GPUs, and in recordings of other tools, the copies are not told "
-        "from the backward pass: the fix wins somewhat more."
+        "into and out of them. On GPUs, and in recordings of other tools, the copies cannot be "
+        "told apart from the backward pass: the fix wins somewhat more."
     ),
     fix=(
         "for i, batch in enumerate(YOUR_MICRO_BATCHES):\n"

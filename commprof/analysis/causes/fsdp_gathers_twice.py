@@ -36,10 +36,10 @@ def _again(calls: RankCalls) -> Mask:
 def _with_copies(facts: Facts, position: int, mask: Mask) -> Removed:
     """Removes the gathers, and FSDP's copies into and out of them.
 
-    If they were not noted, only the copies before a gather are removed: FSDP2 copies out of the
-    previous gather and into the next one between the end of a reduce-scatter and the backward pass
-    of the next unit. Modules between the units may compute in this gap too, so at most the median
-    gap is removed.
+    If capture did not note the copies, only those before a gather are removed, and their time is
+    estimated. FSDP2 copies out of the previous gather and into the next one between the end of a
+    reduce-scatter and the backward pass of the next unit. Modules between the units may compute in
+    this gap too, so at most the median gap is removed.
     """
     calls = facts.ranks[position]
     table = calls.table
@@ -72,9 +72,9 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     ms = facts.per_step_ms(exposed)
     return Sighting(
-        f"{library(facts)} gathers each unit twice per pass, in forward and again in backward, "
-        f"for which the step waits {in_ms(ms)}. The whole model is {in_bytes(whole)} per rank, for "
-        "which there is memory.",
+        f"{library(facts)} gathers each unit twice per pass, in forward and again in backward. The "
+        f"step waits {in_ms(ms)} for the gathers in backward. There is memory for the whole model, "
+        f"{in_bytes(whole)} per rank.",
         share,
         saving_without(facts, [_with_copies(facts, *of_rank) for of_rank in enumerate(masks)]),
     )

@@ -37,8 +37,8 @@ def _rule(facts: Facts) -> Sighting | None:
     calls = sum(part.calls for part in sharding.parts)
     return Sighting(
         f"{library(facts)} shards {sharding.groups} units of {in_bytes(mean)} on average: "
-        f"{calls:.0f} collectives per step, for which the step waits {in_ms(exposed)}, cost their "
-        "latency and hardly any transfer.",
+        f"the step waits {in_ms(exposed)} for {calls:.0f} collectives, mostly for their latency "
+        "and hardly for transfer.",
         share,
     )
 
@@ -68,7 +68,7 @@ def _edit(facts: Facts) -> str:
 
 CAUSE = CatalogueCause(
     id="fsdp-small-units",
-    title="FSDP's units are so small that latency rules",
+    title="FSDP's units are so small that their time is mostly latency",
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
@@ -78,9 +78,9 @@ CAUSE = CatalogueCause(
     ),
     why=(
         "Each unit takes an all-gather in forward, mostly another in backward, and a "
-        "reduce-scatter. If `fully_shard` is applied to every linear layer or norm, these calls "
-        "cost their latency and hardly any transfer. A unit should be a whole block of the model, "
-        "of some megabytes."
+        "reduce-scatter. If `fully_shard` is applied to every linear layer or norm, nearly all "
+        "time of these calls is latency, and hardly any is transfer. A unit should be a whole "
+        "block of the model, of some megabytes."
     ),
     gain_note=(
         "Not predicted, because fewer units also save FSDP2's own work for each unit, and the "

@@ -18,8 +18,8 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     return Sighting(
         f"Between backward and the update, each step gathers {gathers.what}, {gathers.how}. If "
-        "only their norm is computed from the whole gradients, one number of each rank is enough; "
-        "an optimizer that needs them whole, as Muon does, must gather them.",
+        "the whole gradients are only used to compute their norm, one number of each rank is "
+        "enough; an optimizer that needs whole gradients, as Muon does, must gather them.",
         gathers.share,
         gathers.saving,
         gathers.line,
@@ -42,14 +42,14 @@ CAUSE = CatalogueCause(
         "`grad.full_tensor()`, or a gradient in `summon_full_params(with_grads=True)`, sends the "
         "gradients of the whole model to all ranks, and nothing overlaps this; each rank then "
         "holds them whole. To clip or to log the norm, each rank adds up the squares of its own "
-        "shards, and one number is reduced, which torch's function does. Histograms and checks for "
-        "NaN can be computed on the shards too. What needs whole matrices, such as the updates of "
-        "Muon and Shampoo, cannot: then keep the gathers."
+        "shards, and one number is reduced: torch's `clip_grad_norm_` does so. Histograms and "
+        "checks for NaN can be computed on the shards too. Updates that need whole matrices, as "
+        "those of Muon and Shampoo, cannot: then keep the gathers."
     ),
     gain_note=(
-        "This holds if only the norm is needed. The steps are replayed without these gathers, and "
-        "of the work between one gather and the next, only the part of a rank's own shards "
-        "remains. The reduction of the norm is not counted."
+        "The gain is computed as if only the norm were needed. The steps are replayed without "
+        "these gathers, and of the work between one gather and the next, only the part of a rank's "
+        "own shards remains. The reduction of the norm is not counted."
     ),
     fix=(
         "# if the whole gradients serve only for their norm\n"

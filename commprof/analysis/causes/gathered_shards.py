@@ -29,7 +29,7 @@ OF_SHARDS = 0.5
 class GatheredShards:
     """Gathers of most of the model's shards in most steps, and what they cost."""
 
-    #: "FSDP2's shards to 12 MB", as the begin of an object of "gathers".
+    #: What is gathered, to follow the verb "gathers": "FSDP2's shards into 12 MB".
     what: str
     #: "in 4 calls at train.py:12, for 8 ms".
     how: str
@@ -64,7 +64,7 @@ def gathered_shards(facts: Facts, chosen: Callable[[RankCalls], Mask]) -> Gather
     calls_per_step = counted(round(first.per_step(mask)), "call")
     removed = [_without(facts, row, mask) for row, (_, mask) in enumerate(of_ranks)]
     return GatheredShards(
-        f"{library(facts)}'s shards to {sent}",
+        f"{library(facts)}'s shards into {sent}",
         f"in {calls_per_step}{at_line(line)}, for {in_ms(ms)}",
         share,
         saving_without(facts, removed),
@@ -99,10 +99,10 @@ def _holds_model(calls: RankCalls, mask: Mask) -> bool:
 
 
 def _without(facts: Facts, position: int, mask: Mask) -> Removed:
-    """The gathers, and the work between two of them that whole tensors take more than shards.
+    """Removes the gathers, and work between them that a rank's own shards would not need.
 
-    Without the time of the whole call that gathers a tensor, its own work counts as work at that
-    tensor. All ranks hold equal parts.
+    All ranks hold equal parts of a tensor, so shards need 1 / ranks of the work on whole tensors.
+    If the calls of ``full_tensor`` were not noted, their own work counts as work between gathers.
     """
     calls, ranks = facts.ranks[position], facts.world.world_size
     noted = None

@@ -75,7 +75,7 @@ CAUSE = CatalogueCause(
     looks_like=(
         f"In a typical step at least {_LEAST} calls follow one another outside of forward and "
         "backward; each is in another group than the call before, and the training thread waits "
-        f"for each. They take at least {WORTH_NAMING:.0%} of the step even without the calls of "
+        f"for each. These calls take at least {WORTH_NAMING:.0%} of the step even without those of "
         "the slowest group."
     ),
     why=(

@@ -30,8 +30,8 @@ def _rule(facts: Facts) -> Sighting | None:
     line = first.line(mask)
     ms = facts.per_step_ms(blocked)
     return Sighting(
-        f"{counted(round(number), 'collective')} per step of "
-        f"{in_bytes(float(first.size_bytes[mask].mean()))} on average"
+        f"{counted(round(number), 'collective')} per step "
+        f"({in_bytes(float(first.size_bytes[mask].mean()))} on average)"
         f"{at_line(line)} {'works' if round(number) == 1 else 'work'} on tensors of the host, "
         f"for {in_ms(ms)}, though the ranks also exchange tensors of their devices.",
         share,

@@ -14,9 +14,9 @@ from commprof.trace.columns import Ints
 #: The largest calls must hold at least this many times the bytes of the smallest calls: otherwise
 #: latency and transfer cannot be told apart.
 _SPREAD = 2.0
-#: The transfer of all bytes of these calls must be known to this fraction of the step.
+#: The transfer time of all these calls must be known to within this fraction of the step.
 _ERROR = 0.02
-#: Standard error of the median of n normal values, in their standard deviation over the root of n.
+#: Standard error of the median of n normal values, divided by (standard deviation / root of n).
 _MEDIAN_ERROR = 1.2533
 
 

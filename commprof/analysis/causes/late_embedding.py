@@ -64,8 +64,8 @@ def _edit(facts: Facts) -> str:
     if not changed:
         return ""
     return (
-        "# not over gloo, where torch 2.13 may crash with sparse gradients; of the\n"
-        f"# optimizers SGD, Adagrad and SparseAdam take them, Adam does not\n{changed}"
+        "# not over gloo, where torch 2.13 may crash with sparse gradients;\n"
+        f"# SGD, Adagrad and SparseAdam take sparse gradients, Adam does not\n{changed}"
     )
 
 
@@ -84,9 +84,9 @@ CAUSE = CatalogueCause(
         "Backward computes the gradient of the input's embedding last, so its exchange can only "
         "begin when backward is over. A batch touches few rows of the embedding: with "
         "`sparse=True` only these are sent, and torch.optim.SparseAdam updates only these. An "
-        "embedding that is too large for this can be divided over the ranks. Over gloo, processes "
-        "with sparse gradients ended by a segmentation fault of torch 2.13.0, about once in 20,000 "
-        "steps, with commprof and without it: divide the embedding there."
+        "embedding that is too large for this can be divided over the ranks. Over gloo, torch "
+        "2.13.0 crashes with a segmentation fault about once in 20,000 steps with sparse "
+        "gradients, with commprof and without it: divide the embedding there."
     ),
     gain_note=("Not predicted, because the number of rows that a batch touches is not recorded."),
     fix=(

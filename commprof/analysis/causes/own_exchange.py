@@ -25,7 +25,7 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "/deepspeed/", "/apex/", "/m
 
 
 def _own(calls: RankCalls) -> Mask:
-    """All-reduces from the begin of backward to the update that the training thread waits for."""
+    """All-reduces that the training thread waits for, from the begin of backward to the update."""
     last = calls.last_begun(Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
     mask: Mask = calls.chosen(("all_reduce",)) & calls.is_blocking & ~of_objects(calls)
     mask &= calls.in_backward | (calls.of_script & (last == Phase.BACKWARD))

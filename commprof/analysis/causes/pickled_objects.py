@@ -117,8 +117,8 @@ def _outermost(frames: Sequence[str]) -> str:
 class _Exchanges:
     """The exchanges of objects of one rank in measured steps."""
 
-    #: Calls and work that would be saved without each exchange, or with one call with a tensor
-    #: in its place.
+    #: Calls and work that are saved if each exchange is left out, or is replaced by one call with a
+    #: tensor.
     removed: Removed
     #: Total time in ns of all exchanges, each from the begin of pickling to the end of unpickling.
     total_ns: float
@@ -129,8 +129,8 @@ class _Exchanges:
 def _exchanges(facts: Facts, position: int, is_replaced: bool) -> _Exchanges:
     """Finds the exchanges of a rank.
 
-    ``is_replaced``: True if a call with a tensor, which takes as long as the call that sends the
-    pickle's size, is made in place of each exchange; False if each exchange is left out.
+    ``is_replaced``: False if each exchange is left out; True if it is replaced by a call with a
+    tensor, which takes as long as the call that sends the pickle's size.
     """
     calls = facts.ranks[position]
     rows = _contents(calls)
@@ -255,7 +255,7 @@ def _fix(name: str, mean_bytes: float) -> str:
 def _in_few_steps(facts: Facts, line: str) -> str:
     """The script's lines, changed to gather in few steps only, as for a log; empty if unsuited.
 
-    Broadcasts and scatters stay, because their results are used at once.
+    Broadcasts and scatters stay, because their results are used immediately.
     """
     return gathered_seldom(facts.script, line, ("all_gather_object", "gather_object"), every=100)
 
@@ -267,7 +267,7 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"In at least {_LEAST_FRACTION:.0%} of the steps, and in {_LEAST_STEPS} of them, a "
-        "collective of 64-bit integers is followed at once, in the same "
+        "collective of 64-bit integers is immediately followed, in the same "
         "group, by a collective of bytes, as `all_gather_object`, `gather_object` and "
         "`broadcast_object_list` issue them. The time from the issue of the first to the end of "
         f"the second is at least {WORTH_NAMING:.0%} of all time, pickling included if it was "
@@ -283,12 +283,13 @@ CAUSE = CatalogueCause(
         "its planner keeps the plans."
     ),
     gain_note=(
-        "The steps are replayed without the calls, pickling and unpickling if objects are to be "
-        f"exchanged in few steps; for pickles of at most {_NUMBERS_BYTES // 2**10} KiB, which a "
-        "tensor can replace, with one call with a tensor in place of both calls of each object. "
-        "What the script does to make the objects, and with what it got, is not told from its "
-        "other work: steps that exchange none also spare that. Not predicted if pickling was not "
-        "recorded, as by other tools, nor for checkpoints, whose plans still have to be compared."
+        "If the fix exchanges objects in few steps, the steps are replayed without the calls, "
+        "pickling and unpickling. If it replaces a pickle of at most "
+        f"{_NUMBERS_BYTES // 2**10} KiB by a tensor, the steps are replayed with one call with a "
+        "tensor in place of both calls of each object. Work of the script that makes or uses the "
+        "objects cannot be told apart from its other work. It stays in the replay, although steps "
+        "without an exchange spare it too. Not predicted if pickling was not recorded, as by other "
+        "tools, nor for checkpoints, whose plans still have to be compared."
     ),
     fix=(
         "import torch.distributed as dist\n\n"

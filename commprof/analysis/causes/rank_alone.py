@@ -26,10 +26,10 @@ _MOSTLY = 0.8
 #: Least number of long steps of that rank, and their largest fraction of all steps: a rank that is
 #: late in more steps is a slow rank.
 _LEAST, _MOST_SHARE = 2, 0.5
-#: Functions by whose names scripts and libraries save checkpoints, and evaluate.
+#: Names of functions that save checkpoints; ``_EVALUATING``: names of functions that evaluate.
 _SAVING = ("save", "save_checkpoint", "save_model", "save_pretrained", "save_state")
-#: Pictures and tables have a ``save`` too: it saves a checkpoint if it is called on one of these,
-#: or if the call mentions a state dict.
+#: Pictures and tables have a ``save`` too. So a call of ``save`` counts as saving a checkpoint only
+#: if it is called on one of these names, or if the call mentions a state dict.
 _SAVERS = ("torch", "fabric", "accelerator", "checkpoint", "checkpointer", "dcp", "dist_cp")
 #: Parts of the names of functions that may write a checkpoint, and a whole name.
 _WRITING, _DUMP = ("save", "checkpoint", "ckpt"), "dump"
@@ -38,7 +38,7 @@ _EVALUATING = ("eval", "evaluate", "evaluation", "validate", "validation", "test
 _OUTSIDE = 0.7
 #: If more than this fraction of the long steps directly follow another one, they are one series.
 _IN_SERIES = 0.5
-#: At least this fraction of the unusual work must be calls of ``torch.save`` to be a checkpoint.
+#: Unusual work counts as a checkpoint if at least this fraction of it is calls of ``torch.save``.
 _MOST_OF = 0.5
 #: If the other ranks do more than this fraction of the same work at the same time, nobody is alone.
 _SHARED = 0.5
@@ -77,13 +77,13 @@ def _rule(facts: Facts) -> Sighting | None:
         how = "the script's loop saves a checkpoint" if has_saved is None else "in torch.save"
         what = f"works alone ({how})"
         instead = (
-            " Writing it in the background wins more than to divide it over the ranks, which "
+            " Writing it in the background wins more than dividing it over the ranks, which "
             f"saves {percent_digits(divided.saved.value)} % of the step."
         )
     else:
         instead = (
             " A checkpoint that is written in the background keeps nobody waiting: this saves up "
-            f"to {percent_digits(whole.saved.value)} % of the step, more than to divide the work "
+            f"to {percent_digits(whole.saved.value)} % of the step, more than dividing the work "
             "over the ranks."
         )
     return Sighting(
@@ -181,12 +181,14 @@ _FIX_OF_PREPARING = (
     "generator = torch.Generator().manual_seed(YOUR_SEED + YOUR_EPOCH)\n"
     "# a log: every 1000 steps, or from a thread"
 )
-#: Background writing exchanges objects: in the group of the gradients the ranks would hang.
+#: Background writing exchanges objects in a group of its own: in the gradients' group, the ranks
+#: would hang.
 ASYNCHRONOUS = (
     "# a checkpoint: every rank calls this, and writes its part in the background\n"
     "from torch.distributed.checkpoint import async_save\n\n"
     'group = torch.distributed.new_group(backend="gloo")  # once; no other calls use it\n'
-    "# in a folder of its own: killed while it writes over another, it leaves a mixture of both\n"
+    "# in a folder of its own: a job that is killed while it overwrites an older checkpoint\n"
+    "# leaves a mixture of both\n"
     'saving = async_save({"model": YOUR_MODEL.state_dict()},\n'
     '                    checkpoint_id=f"{YOUR_FOLDER}/{YOUR_STEP}", process_group=group)\n'
     "# before the next checkpoint: saving.result()\n"
@@ -202,23 +204,23 @@ CAUSE = CatalogueCause(
     looks_like=(
         f"In at least {_LEAST} steps, and at most half of the steps, one rank works far longer "
         f"than it usually does, by at least {LEAST_MS:g} ms, outside of backward, loading and "
-        f"updates, and the others do at most {_SHARED:.0%} of such work in these steps, most of "
-        "which do not follow each other. The others wait for it for at least "
-        f"{WORTH_NAMING:.0%} of all time."
+        f"updates. The others do at most {_SHARED:.0%} of such work in these steps. Most of "
+        "these steps do not directly follow one another. The others wait for this rank for at "
+        f"least {WORTH_NAMING:.0%} of all time."
     ),
     why=(
         "Work that only rank 0 does keeps all other ranks waiting at the next exchange: they "
         "compute nothing during this time, and a long evaluation can run into a time-out. An "
-        "evaluation can be divided over the ranks, as can the preparation of data, a checkpoint be "
-        "written in the background, which wins more than to divide it, and a log be written less "
-        "often."
+        "evaluation can be divided over the ranks, as can the preparation of data. A checkpoint "
+        "can be written in the background, which wins more than dividing it. A log can be written "
+        "less often."
     ),
     gain_note=(
         "The steps are replayed as if every rank did an equal part of the work. If most of the "
         "work is recorded calls of `torch.save`, or if none is recorded and the script's loop "
-        "saves and does not evaluate, they are replayed without the work, as if it was done in "
-        "the background; copying what is written there, and cores that the writing takes from "
-        "training, are not counted."
+        "saves and does not evaluate, the steps are replayed without the work, as if it was done "
+        "in the background. The copy that is made before such writing, and the cores that the "
+        "writing takes from training, are not counted."
     ),
     fix=_FIX,
     source="https://github.com/pytorch/pytorch/issues/54059",

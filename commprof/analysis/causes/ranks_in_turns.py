@@ -46,8 +46,8 @@ def _rule(facts: Facts) -> Sighting | None:
     return Sighting(
         f"{named_ranks(ranks).capitalize()} take turns at being late: in {number} of "
         f"{facts.steps} steps one of them works {in_ms(longer)} longer than it usually does, "
-        "outside of forward, backward and updates, and the others wait. This is so if each "
-        "rank collects garbage, writes a log or checkpoint, or clears a cache in steps of its own.",
+        "outside of forward, backward and updates, and the others wait. This happens if each rank "
+        "collects garbage, writes a log or checkpoint, or clears a cache in steps of its own.",
         steps.share(facts.step_ns),
         saving_without(facts, steps, others),
     )

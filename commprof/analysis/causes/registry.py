@@ -171,7 +171,7 @@ def sizes_are_told(facts: Facts) -> bool:
     """
     for position, trace in enumerate(facts.seen.traces):
         if trace.recorded is None or trace.recorded.size.all():
-            continue  # as in most recordings; ``facts.ranks``, which costs time, is not needed
+            continue  # usual: then there is no need for ``facts.ranks``, which takes long
         calls = facts.ranks[position]
         lacks = ~calls.has_size & (calls.step >= 0)
         if (lacks & (calls.in_backward | (calls.phase == Phase.FORWARD))).any():
@@ -208,7 +208,7 @@ def _is_worth_naming(cause: CatalogueCause, sighting: Sighting) -> bool:
 _MOST_TOLD = 0.75
 #: Figures that all rules need.
 _ALWAYS = (Figure.EXPOSED,)
-#: By id of a cause: ids of the causes that explain it. It is left out if one of these is named.
+#: By id of a cause: ids of causes that explain it. The cause is left out if one of them is named.
 _EXPLAINED_BY = {
     ranks_in_turns.CAUSE.id: {garbage_in_turns.CAUSE.id, compiled_anew.CAUSE.id},
     rank_alone.CAUSE.id: {garbage_in_turns.CAUSE.id, compiled_anew.CAUSE.id},

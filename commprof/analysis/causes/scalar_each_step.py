@@ -24,8 +24,9 @@ def _lone(calls: RankCalls) -> Mask:
     """Small calls of steps that train, and in which the rank makes no other calls.
 
     A step trains if a backward pass and an update begin in it. Steps of gradient accumulation
-    without an update are parts of a larger step, whose gradients the ranks exchange. None if the
-    rank exchanges more in most steps, or in none.
+    without an update are parts of a larger step, whose gradients the ranks exchange. No call is
+    chosen if the rank makes other calls in fewer than ``_LEAST`` steps, or in more than
+    ``_OTHERS`` of the steps.
     """
     steps = len(calls.begin_ns)
     mask, measured = small(calls), calls.step >= 0
@@ -75,15 +76,15 @@ def _rule(facts: Facts) -> Sighting | None:
 
 CAUSE = CatalogueCause(
     id="scalar-each-step",
-    title="Ranks that train apart between averages meet in every step for a number",
+    title="Ranks that average weights in few steps exchange a number in every step",
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
         f"In at least {_LONE:.0%} of the steps a backward pass and an update begin, and the "
         "script makes calls of at most 256 bytes outside of forward and backward, but no other "
-        f"calls. In at least {_LEAST} steps, and at most a third of them, there are others. The "
-        "ranks wait in the small calls of the former steps for at least "
-        f"{WORTH_NAMING:.0%} of the step."
+        f"calls. In at least {_LEAST} steps, and in at most a third of the steps, it makes other "
+        "calls too. In the steps without other calls, the ranks wait in the small calls for at "
+        f"least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "Local SGD and DiLoCo let each rank make many updates of its own before weights are "

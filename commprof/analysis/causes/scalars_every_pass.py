@@ -91,7 +91,7 @@ def _rule(facts: Facts) -> Sighting | None:
     calls = counted(round(first.per_step(mask)), f"{op} call")
     return Sighting(
         f"Each of the {passes} micro batches of a step waits for small calls{at_line(line)}: "
-        f"{calls} per step of {in_bytes(float(first.size_bytes[mask].mean()))} on average. If each "
+        f"{calls} per step ({in_bytes(float(first.size_bytes[mask].mean()))} on average). If each "
         "rank added the values up and reduced the sums after the last micro batch, the step would "
         f"take {in_ms(ms)} less.",
         share,
@@ -107,11 +107,11 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        f"Steps have at least {_LEAST} backward passes before one update. In nine of ten steps, "
-        "calls of one operation, group and size, of at most 256 bytes, are made outside of "
-        "forward and backward as often as there are passes, with a phase between them, and the "
-        "training thread waits for each. Those before the last pass take at least "
-        f"{WORTH_NAMING:.0%} of the step."
+        f"Steps have at least {_LEAST} backward passes before one update. Nine of ten steps have "
+        "at least as many calls of one operation, group and size as passes. The calls have at most "
+        "256 bytes and are made outside of forward and backward, with a phase between any two of "
+        "them, and the training thread waits for them. All but the last of these calls take at "
+        f"least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "A loss that is only shown, a number of tokens or a flag needs no exchange in each micro "

@@ -109,7 +109,7 @@ def sighting(facts: Facts, rows: list[Bursts], least: float, what: str) -> Sight
     line = first.calls.line(mask)
     remain = int(first.remains.sum()) / max(1, len(np.unique(first.burst)))
     return Sighting(
-        f"{counted(round(number), f'{op} call')} per step of {in_bytes(mean)} on average follow "
+        f"{counted(round(number), f'{op} call')} per step ({in_bytes(mean)} on average) follow "
         f"one another{at_line(line)}: these {what} could be joined into "
         f"{counted(round(remain), 'call')}, or be exchanged in fewer steps.",
         share,
@@ -129,10 +129,10 @@ def _saving(facts: Facts, rows: list[Bursts], removed: list[Removed]) -> Saving 
 def _joined_ns(facts: Facts, position: int, series: Bursts) -> Floats:
     """Per call of a rank: transfer time in ns of the call that replaces a series; else NaN.
 
-    gloo reduces a single number in about half the time of several numbers. A call that joins single
-    numbers takes as long as another reduction of the step, of several numbers and so few bytes that
-    latency rules: the smallest one. If there is none, nothing is known of the joined call, and its
-    time is that of the first call.
+    gloo reduces a single number in about half the time of several numbers. So a call that joins
+    single numbers is assumed to take as long as the smallest reduction of several numbers in the
+    same step and group. If there is none of at most ``_LATENCY_BYTES``, nothing is known of the
+    joined call, and it keeps the time of the first call.
     """
     calls, transfer_ns = series.calls, facts.transfer_ns[position]
     table, taken = calls.table, np.full(len(series.calls.table), np.nan)
@@ -178,11 +178,11 @@ CAUSE = CatalogueCause(
         f"In a typical step at least {_LEAST} calls of one operation and group, of at most "
         f"{_SCALAR_BYTES} bytes each, follow one another outside of forward and backward, the "
         "training thread waits for each, and no phase lies between them, nor more work than the "
-        "thread waits for the next call. So do calls of at most "
-        f"{_NUMBERS_BYTES} bytes within forward, as of a loss, if nothing like them is in backward "
-        "and the ranks work between them neither longer than they wait nor for more than "
-        f"{_OF_FORWARD:.0%} of the forward passes' own work. Barriers between calls count as "
-        "calls. The time from the end of the first to the end of the last is at least "
+        "thread waits for the next call. Calls of at most "
+        f"{_NUMBERS_BYTES} bytes within forward, as of a loss, count too if backward has no such "
+        "calls, and if the work between the calls takes neither longer than the waiting for them "
+        f"nor more than {_OF_FORWARD:.0%} of the forward passes' own work. Barriers between calls "
+        "count as calls. The time from the end of the first to the end of the last is at least "
         f"{WORTH_NAMING:.0%} of the step."
     ),
     why=(

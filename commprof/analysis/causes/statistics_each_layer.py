@@ -69,7 +69,8 @@ def _statistics(calls: RankCalls, world_size: int) -> tuple[Mask, Mask]:
         forward[:] = False  # the calls may exchange numbers of tokens for layers of experts
     backward = calls.chosen(_OPS) & calls.in_backward & calls.is_blocking
     backward &= np.isin(calls.table.group, group) & (calls.size_bytes <= _MEAN_BYTES)
-    backward[last] = False  # a pass waits at once for its last bucket too
+    # DDP also waits for the last bucket of a pass right after its issue.
+    backward[last] = False
     return forward, backward
 
 
@@ -97,9 +98,10 @@ def _rule(facts: Facts) -> Sighting | None:
     like = "as SyncBatchNorm does with its statistics" if is_norm else "with no gradient"
     return Sighting(
         f"Layers of the model exchange small tensors{at_line(line)}, {like}: "
-        f"{counted(round(first.per_step(mask)), 'call')} per step of "
-        f"{in_bytes(float(first.size_bytes[mask].mean()))} on average, each waited for before the "
-        f"next layer computes, for {in_ms(ms)}." + _WITHOUT_GRADIENT * (not is_norm),
+        f"{counted(round(first.per_step(mask)), 'call')} per step "
+        f"({in_bytes(float(first.size_bytes[mask].mean()))} on average). The ranks wait for each "
+        f"call before the next layer computes, {in_ms(ms)} per step in all."
+        f"{'' if is_norm else _WITHOUT_GRADIENT}",
         share,
         saving_without(facts, [Removed.whole(*of_rank) for of_rank in gone]),
         line,
@@ -141,18 +143,18 @@ CAUSE = CatalogueCause(
     why=(
         "SyncBatchNorm takes means over the batches of all ranks, for which every layer of it "
         "waits for one small collective in forward and another in backward: a hundred layers pay "
-        "the latency two hundred times, and meet the slowest rank as often. It pays only where a "
-        "rank has very few samples, as in detection. Otherwise use BatchNorm, or a norm that needs "
-        "no other samples, such as GroupNorm; or convert only the layers that need it. Sums that "
-        "only update a layer's buffers, as those of codebooks, can be exchanged for all layers in "
-        "one call after backward."
+        "the latency two hundred times, and meet the slowest rank as often. SyncBatchNorm pays "
+        "only where a rank has very few samples, as in detection. Otherwise use BatchNorm, or a "
+        "norm that needs no other samples, such as GroupNorm; or convert only the layers that need "
+        "it. Sums that only update a layer's buffers, as those of codebooks, can be exchanged for "
+        "all layers in one call after backward."
     ),
     gain_note=(
         "The steps are replayed without these calls. The result changes: each rank then uses "
-        "statistics of its own batch. Compute that another norm spares is not counted. If backward "
-        "has no counterparts of the calls, they are replayed with one call of each operation and "
-        "type per step, which is assumed to last as long as the first of the calls that it "
-        "replaces."
+        "statistics of its own batch. Another norm may also save compute, which is not counted. If "
+        "backward has no counterparts of the calls, they are replayed with one call of each "
+        "operation and type per step, which is assumed to last as long as the first of the calls "
+        "that it replaces."
     ),
     fix=(
         "# this changes the result: a rank then normalises by its own samples.\n"

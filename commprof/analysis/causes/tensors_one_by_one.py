@@ -86,8 +86,8 @@ def _rule(facts: Facts) -> Sighting | None:
     what = subjects[op] if is_all else "Tensors are exchanged"
     number = counted(calls_per_step, f"{op} call")
     return Sighting(
-        f"{what} one by one{at_line(line)}: {number} per step of {in_bytes(mean_bytes)} on "
-        f"average, {in_bytes(calls_per_step * mean_bytes)} in all; the script waits for each "
+        f"{what} one by one{at_line(line)}: {number} per step ({in_bytes(mean_bytes)} on "
+        f"average, {in_bytes(calls_per_step * mean_bytes)} in all). The script waits for each "
         "before the next one begins.",
         share,
         _saving(facts, rows, spans),

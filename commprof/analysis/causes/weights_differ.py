@@ -46,10 +46,10 @@ CAUSE = CatalogueCause(
     ),
     why=(
         "Averaged gradients keep models equal only if they were equal. DDP sends rank 0's weights "
-        "once, when DDP is made. A script that averages gradients itself, changes weights after "
-        "that, or steps an optimizer on some ranks only must itself keep the models equal. The "
-        "loss still falls on every rank, so nothing shows that the saved model is that of one rank "
-        "alone."
+        "once, when DDP is made. A script must itself keep the models equal if it averages "
+        "gradients itself, changes weights after that, or steps an optimizer on some ranks only. "
+        "The loss still falls on every rank, so nothing shows that the saved model is that of one "
+        "rank alone."
     ),
     fix=_FIX,
     edit=lambda facts, _: _edit(facts),

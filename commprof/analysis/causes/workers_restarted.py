@@ -102,8 +102,8 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"Each rank starts workers of a DataLoader at least {_LEAST} times in its measured steps. "
-        "Starting and ending them, and waiting for the first batch beyond what a batch usually "
-        f"takes, is at least {WORTH_NAMING:.0%} of all time. Recordings of other tools do not "
+        "Starting and ending them, and waiting longer for the first batch than for a usual batch, "
+        f"takes at least {WORTH_NAMING:.0%} of all time. Recordings of other tools do not "
         "tell the starts."
     ),
     why=(

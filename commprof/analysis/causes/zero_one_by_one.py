@@ -55,8 +55,8 @@ def _rule(facts: Facts) -> Sighting | None:
     ms = facts.per_step_ms(exposed)
     return Sighting(
         "After each update, ZeroRedundancyOptimizer sends every parameter in a broadcast of its "
-        f"own: {counted(round(number), 'call')} per step of {in_bytes(mean)} on average, for which "
-        f"the step waits {in_ms(ms)}. With parameters_as_bucket_view=True each rank sends its part "
+        f"own: {counted(round(number), 'call')} per step ({in_bytes(mean)} on average). The step "
+        f"waits {in_ms(ms)} for them. With parameters_as_bucket_view=True each rank sends its part "
         f"in one call: {counted(joined, 'call')} in all.",
         share,
         _saving(facts, masks),

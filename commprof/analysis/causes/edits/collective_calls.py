@@ -45,7 +45,7 @@ _EXCHANGES = frozenset(
 
 
 def without_exchange(script: Script, line: str, op: str) -> str:
-    """Deletes a line's call with what belongs to it: its loop, a division by the number of ranks.
+    """Deletes the call on a line, with the call's loop and the division by the number of ranks.
 
     Empty if other work would be deleted too.
     """
@@ -84,7 +84,7 @@ def _is_mean(source: Source, work: ast.AST) -> bool:
 
 
 def gathered_seldom(script: Script, line: str, names: tuple[str, ...], every: int) -> str:
-    """Makes a line's gather in one of ``every`` steps only; a comment says when this is right.
+    """Makes the gather on a line run in one of ``every`` steps; a comment says when this is right.
 
     Empty if the step goes on to read what is gathered.
     """
@@ -210,9 +210,9 @@ def joined_gathers(script: Script, line: str) -> str:
 def _each(source: Source, loop: ast.For, call: ast.Call, argument: ast.expr, made: str = "") -> str:
     """Returns code for the list of a call's arguments in all rounds of a loop; "" if impossible.
 
-    It is impossible if the loop itself makes the argument, or uses its own variable before the
-    call: such a use may change the argument, or skip the call. What the loop does to its
-    variable after the call does not reach the next round.
+    It is impossible if the loop itself makes the argument, or if statements before the call use
+    the loop's variable: they may change the argument, or skip the call. Statements after the call
+    do not matter, because the next round sets the variable anew.
 
     ``made``: name of the call's outputs, which the loop may make before the call.
     """
@@ -232,7 +232,7 @@ def _each(source: Source, loop: ast.For, call: ast.Call, argument: ast.expr, mad
 
 
 def _is_guarded(site: Site) -> bool:
-    """True if the call is in another statement of its loop, or on the line of the loop's head."""
+    """True if the call is nested in a statement of its loop, or on the line of the loop's head."""
     loop = site.loop
     return loop is None or site.statement not in loop.body or shares_lines(loop)
 
@@ -266,7 +266,7 @@ def issued_at_once(script: Script, line: str, names: tuple[str, ...]) -> str:
 
 
 def moved_to_device(script: Script, line: str) -> str:
-    """Moves the tensor that a call gets to the GPU before the call.
+    """Adds a line before a call that moves the call's tensor to the GPU.
 
     Empty unless the same function made the tensor by a call: else other names may refer to it.
     """

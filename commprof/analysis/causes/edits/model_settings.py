@@ -67,7 +67,7 @@ def wrapped_model(script: Script) -> str:
 
 
 def _not_the_inner(script: Script, wrapper: str) -> str:
-    """Replaces ``wrapper.module`` by the wrapper where the script calls it or gives it a name."""
+    """Replaces ``wrapper.module`` by the wrapper in the first call or assignment of it."""
     inner = f"{wrapper}.module"
     for source in script.sources:
         for node in ast.walk(source.tree):

@@ -22,8 +22,7 @@ _OF_OTHERS = ("/site-packages/", "/dist-packages/", "/lib/python3")
 _COMMPROF = Path(__file__).parents[3]
 #: Largest number of columns of a line of a fix.
 _WIDTH = 78
-#: Largest number of positional arguments of a call; further arguments may be settings that a fix
-#: sets.
+#: A call with more positional arguments is not changed: they may be settings that a fix sets.
 _POSITIONAL = 2
 #: A file with more bytes than this is no training script.
 _MOST_BYTES = 2**20
@@ -165,8 +164,8 @@ class Source:
 
         Args:
             verb: "in place of", "before" or "delete".
-            first: first line of the file that is meant.
-            last: last line that is meant.
+            first: number of the first line that is replaced, deleted or preceded.
+            last: number of the last such line.
             code: lines to write, without indentation.
         """
         where = f"{first}-{last}" if last > first else str(first)
@@ -197,7 +196,7 @@ class Source:
         return f"{self.segment(call.func)}({', '.join(texts)})"
 
     def with_settings(self, call: ast.Call, settings: Mapping[str, object]) -> str:
-        """Replaces a call's statement by the same with other keyword arguments; "" if impossible.
+        """Repeats a call's statement with other keyword arguments in the call; "" if impossible.
 
         Args:
             call: the call.
@@ -292,7 +291,7 @@ class Script:
         ]
 
     def only(self, *names: str) -> Site | None:
-        """The only call of these names; of several, the one in a recorded stack or the first file.
+        """The only call of these names; of several, the only one in a recorded stack or first file.
 
         None if its lines cannot be indented anew.
         """

@@ -138,7 +138,7 @@ def _until_update(
 
 
 def before_training(script: Script, code: str, model: str) -> str:
-    """Adds lines that name the model before the outermost loop that trains."""
+    """Adds lines before the outermost loop that trains; "" if ``model`` is not defined there."""
     site = script.only("backward")
     if site is None:
         return ""
@@ -154,7 +154,7 @@ def in_training(script: Script, before: str, inside: str) -> str:
     Args:
         script: the script.
         before: lines before the loop.
-        inside: lines in it, with STEP for the number of the step.
+        inside: first lines of each step; STEP in them stands for the step's number.
     """
     site = script.only("backward")
     if site is None:

@@ -47,8 +47,8 @@ def again(op: str, size: int, after_update: bool, script: Script, step: int) -> 
     ("op", "after_update", "words"),
     [
         ("all_reduce", False, "DDP has averaged the gradients by the end of backward, but each "),
-        ("all_reduce", True, "DDP keeps the weights of all ranks equal, and averages of them, but"),
-        ("broadcast", True, "DDP keeps the weights of all ranks equal, and averages of them, but"),
+        ("all_reduce", True, "DDP keeps the weights, and so their moving averages, equal on all"),
+        ("broadcast", True, "DDP keeps the weights, and so their moving averages, equal on all"),
     ],
 )
 def test_what_ddp_has_made_equal_need_not_be_sent_again(
@@ -86,7 +86,7 @@ def test_a_scalar_of_every_micro_batch_can_be_reduced_once_per_step() -> None:
     assert list(found) == ["scalars-every-pass"]
     cause = found["scalars-every-pass"]
     assert "Each of the 4 micro batches of a step waits for small calls" in cause.sentence
-    assert "4 all_reduce calls per step of 4 bytes on average" in cause.sentence
+    assert "4 all_reduce calls per step (4 bytes on average)" in cause.sentence
     assert saved(cause) == pytest.approx(3 / 47, abs=1e-3)
 
 
@@ -142,7 +142,7 @@ def norms(count: int, size: int, script: Script, step: int) -> None:
 def test_layers_that_exchange_statistics_are_named() -> None:
     found = causes_of(partial(norms, 8, 512), log={"has_sync_bn": 1})
     assert list(found) == ["statistics-each-layer"]
-    assert "8 calls per step of 512 bytes on average" in found["statistics-each-layer"].sentence
+    assert "8 calls per step (512 bytes on average)" in found["statistics-each-layer"].sentence
     assert "GroupNorm" in found["statistics-each-layer"].fix
     assert saved(found["statistics-each-layer"]) == pytest.approx(4 / 37, abs=1e-3)
 

@@ -37,7 +37,7 @@ def averaged(
 def test_parameters_that_are_gathered_for_an_average_are_named() -> None:
     found = causes_of(averaged, models=0, trained=SHARDS)
     cause = found["gathered-parameters"]
-    assert "FSDP2's shards to 24 MB of parameters, in 3 calls, for 6 ms" in cause.sentence
+    assert "FSDP2's shards into 24 MB of parameters, in 3 calls, for 6 ms" in cause.sentence
     assert saved(cause) == pytest.approx(6 / 77, abs=1e-3)
     assert "to_local()" in cause.fix
     flat = causes_of(averaged, models=0, trained={**SHARDS, "flat": True})
@@ -57,13 +57,13 @@ def test_gradients_that_are_gathered_for_their_norm_are_named() -> None:
     found = causes_of(clipped, models=0, trained=SHARDS)
     assert "gathered-parameters" not in found
     cause = found["gathered-gradients"]
-    assert "each step gathers FSDP2's shards to 24 MB, in 3 calls, for 6 ms" in cause.sentence
+    assert "each step gathers FSDP2's shards into 24 MB, in 3 calls, for 6 ms" in cause.sentence
     assert saved(cause) == pytest.approx(6 / 77, abs=1e-3)
     assert "clip_grad_norm_(parameters" in cause.fix
     flat = causes_of(clipped, models=0, trained={**SHARDS, "flat": True})
     assert "YOUR_MODEL.clip_grad_norm_" in flat["gathered-gradients"].fix
     # The gathers do not tell what the script computes: Muon needs whole gradients.
-    assert "If only their norm is computed from the whole gradients" in cause.sentence
+    assert "If the whole gradients are only used to compute their norm" in cause.sentence
     assert "as Muon does, must gather them" in cause.sentence
     for fix in (cause.fix, flat["gathered-gradients"].fix):
         assert fix.startswith("# if the whole gradients serve only for their norm\n")

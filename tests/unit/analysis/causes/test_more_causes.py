@@ -100,7 +100,7 @@ def test_units_that_are_gathered_again_in_backward_are_named_if_there_is_memory(
     found = causes_of(partial(sharded, 2.0, True), models=0)
     assert list(found) == ["fsdp-gathers-twice"]
     cause = found["fsdp-gathers-twice"]
-    assert "The whole model is 12 MB per rank" in cause.sentence
+    assert "There is memory for the whole model, 12 MB per rank." in cause.sentence
     # Six of 18 collectives of 1 ms go; compute takes 36 ms, the update 1 ms.
     assert saved(cause) == pytest.approx(6 / 55, abs=1e-3)
     assert "YOUR_MODEL.set_reshard_after_forward(False)" in cause.fix
@@ -131,7 +131,7 @@ def test_host_tensors_beside_those_of_devices_are_named() -> None:
     found = causes_of(partial(on_device, 1.0), models=0)
     assert list(found) == ["host-tensors"]
     cause = found["host-tensors"]
-    assert "2 collectives per step of 4 bytes on average work on tensors of the host" in (
+    assert "2 collectives per step (4 bytes on average) work on tensors of the host" in (
         cause.sentence
     )
     assert cause.share == pytest.approx(2 / 15, abs=1e-3)

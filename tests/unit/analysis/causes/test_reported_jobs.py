@@ -70,7 +70,7 @@ def loss(
 def test_numbers_that_a_loss_reduces_in_forward_can_be_joined() -> None:
     found = causes_of(partial(loss, 6, 4, 0.1, False))
     assert list(found) == ["scalars-one-by-one"]
-    assert "6 all_reduce calls per step of 4 bytes" in found["scalars-one-by-one"].sentence
+    assert "6 all_reduce calls per step (4 bytes" in found["scalars-one-by-one"].sentence
     # Of 6 calls of 1 ms and 0.1 ms of work before each, one remains, in steps of 39.6 ms.
     assert saved(found["scalars-one-by-one"]) == pytest.approx(5.5 / 39.6, abs=1e-3)
 

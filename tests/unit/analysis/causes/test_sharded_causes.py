@@ -52,7 +52,8 @@ def test_one_unit_of_a_tiny_model_is_usual() -> None:
 def test_units_of_a_few_kilobytes_are_named() -> None:
     found = causes_of(passes(*[40_000] * 12, ms=1.0, reduced=(True,)), models=0)
     assert list(found) == ["fsdp-small-units"]
-    assert "12 units of 40 kB on average: 36 collectives" in found["fsdp-small-units"].sentence
+    sentence = found["fsdp-small-units"].sentence
+    assert "12 units of 40 kB on average: the step waits 36 ms for 36 collectives" in sentence
 
 
 def test_a_reduction_of_every_micro_batch_is_named() -> None:
