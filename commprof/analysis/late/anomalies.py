@@ -420,7 +420,7 @@ def step_figures(
     Args:
         ranks: global ranks.
         parts: by rank, the breakdown of the same steps.
-        steps: steps of the first rank, all of them or more.
+        steps: steps of the first rank; they include the steps of ``parts``.
         rates: result of :func:`bandwidth_by_step`.
     """
     of_ranks = RankParts.of(parts)

@@ -21,8 +21,8 @@ _MOST_DESCRIBED = 4
 #: At most this many calls are compared with a rank's earlier steps, beginning with the oldest call
 #: in which the rank waits.
 _MOST_COMPARED = 16
-#: By the operation in which all ranks of a circle wait, none of which differs from the others: what
-#: they do, and what mends it.
+#: For a circle in which no rank differs from the others. By the operation in which all its ranks
+#: wait: what the ranks do, and what mends it.
 _ORDERS = {
     "send": (
         "each sends before it receives, so let one of them receive first, or use batch_isend_irecv"
@@ -88,9 +88,9 @@ class Circle:
     def _order(self) -> str:
         """Text on the order of messages that all ranks have in common; empty if there is none.
 
-        There is none if some ranks differ: they made a call too many or too few, or turned their
-        order. So it is if the messages' numbers differ, because the ranks then have not sent and
-        received equally often.
+        There is none if some ranks differ: these made a call too many or too few, or changed the
+        order of their calls. There is none either if the messages' numbers differ, because the
+        ranks then have not sent and received equally often.
         """
         alike = {(operation.op, operation.seq) for operation, _ in self.waiting}
         if self.told_ranks or len(alike) != 1:

@@ -126,8 +126,8 @@ class Diagnosis:
             )
         if self.kind == "unmatched":
             return (
-                "No rank is known to be waited for: which rank should send the pending messages is "
-                "not known"
+                "No rank is known to be waited for. It is not known which rank should send the "
+                "pending messages"
             )
         if self.kind == "members":
             pending = self.oldest or [f"group {one.group!r}" for one in self.groups]

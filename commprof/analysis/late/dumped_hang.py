@@ -419,7 +419,7 @@ def _mixed_groups(dumps: Sequence[Dump]) -> set[str]:
 
 
 def _comparable(issued: Sequence[Issued]) -> list[Issued]:
-    """If all operations are equal, drops size or type if the dump of some rank lacks them."""
+    """Drops size or type if some rank's dump lacks it; only if all operations are the same."""
     if len({one.op for one in issued}) > 1:
         return list(issued)
     sized = all(one.size_bytes >= 0 for one in issued)

@@ -164,7 +164,7 @@ class Incidents:
     mismatches: tuple[Mismatch, ...]
     #: Number of collectives that were not the same on all ranks, in all groups.
     mismatch_count: int
-    #: Anomalies from the records, each after its time (ISO 8601, UTC; empty if unknown).
+    #: Anomalies from the records, each as time (ISO 8601, UTC; empty if unknown) and anomaly.
     anomalies: tuple[tuple[str, Anomaly], ...]
     #: Mismatches and anomalies that the watchdog reported; used if the records no longer exist.
     events: tuple[WatchEvent, ...]

@@ -2,7 +2,8 @@
 
 A rank may be slowed for some time: by another process on its host, by a disk, by heat. Then it is
 late in one series of steps. As the steps of a series belong together, no test of steps can tell the
-series from chance, but it shows when the rank was slow, and that it was not slow before or after.
+series from chance. But the series shows when the rank was slow, and that the rank was not slow
+before or after.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from commprof.analysis.late.stragglers import OF_STEP
 
 Floats = npt.NDArray[np.float64]
 
-#: Least number of late steps, least part of the series' steps that are late, and least part of the
-#: waiting for the rank that lies in the series.
+#: What a series needs at least: number of late steps; fraction of its steps that are late; fraction
+#: of all waiting for the rank that its steps hold.
 _LEAST, _DENSE, _OF_WAITING = 3, 0.75, 0.8
 #: A late step's waiting is at least this part of the longest.
 _OF_LONGEST = 0.25
@@ -28,8 +29,8 @@ def late_series(waited_for_ns: Floats, step_ns: float) -> slice | None:
 
     Args:
         waited_for_ns: ``[step, rank]``: waiting that the rank caused, summed over all others.
-        step_ns: median step time. A step is late if each other rank waits for 2 % of it or more,
-            and for at least a quarter of the longest wait.
+        step_ns: median step time. A step is late if the other ranks wait for 2 % of this time or
+          more on average, and for at least a quarter as long as in the step of the longest wait.
 
     None if there is no such series, or if the rank was late in other steps too.
     """

@@ -25,7 +25,7 @@ def with_cost(is_late: str, late: _Late, wait_ms: float, world_size: int) -> str
     Args:
         is_late: begin of the sentence, such as "rank 3 is late".
         late: ``stragglers.LateRank`` or ``SummaryLateRank``.
-        wait_ms: mean waiting that the rank caused, per step and waiting rank.
+        wait_ms: time per step for which one waiting rank waits for the rank, on average.
         world_size: number of ranks.
     """
     waits = each_waits(late.waiting_ranks, world_size)

@@ -38,11 +38,12 @@ from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import POINT_TO_POINT, Kind
 from commprof.units import ms_to_ns, us_to_ns
 
-#: In a run of few steps that commprof itself recorded, a rank is named only if its probability is
-#: at most this. With the limit for other tools' recordings, a rank was named in 2 of 600 schedules
-#: without a late rank; with this limit in none.
+#: In a run of few steps that commprof itself recorded, a rank is named only if the probability that
+#: chance explains its lateness is at most this. With the limit for other tools' recordings, a rank
+#: was named in 2 of 600 schedules without a late rank; with this limit in none.
 _SIGNIFICANCE_OF_OWN_RUNS = 0.001
-#: A stall is told as that of one rank if each other rank waited for it for this part of the step.
+#: A stall is attributed to one rank if the other ranks waited for this rank for at least this
+#: fraction of the stalled step.
 _NEARLY_ALL = 0.8
 
 
@@ -121,7 +122,7 @@ def lateness(
         if late is not None and not seen.recorded[0].is_foreign:
             is_beyond_chance = late.p_value <= _SIGNIFICANCE_OF_OWN_RUNS
             late = with_cause(late, caused) if is_beyond_chance else None
-        if late is not None:  # ``late.share`` is of the waiting without ``NO_CORE``; make it of all
+        if late is not None:  # make ``late.share`` a share of all waiting
             late = replace(late, share=late.share * float(of_ranks(caused).sum() / caused.sum()))
     else:
         origin_ns = measured.column(lambda part: part.by_origin_ns.compress(taken, axis=2))
@@ -159,7 +160,7 @@ def lateness(
 
 
 def _stalled_for(seen: MeasuredSteps, stalls: npt.NDArray[np.bool_]) -> dict[int, int]:
-    """Returns by number of each stalled step the rank for which the others waited, if it is one."""
+    """Returns by number of a stalled step the rank for which the others waited nearly all of it."""
     if not stalls.any():
         return {}
     by_rank = seen.measured.caused_in_all(stalls).sum(axis=2)

@@ -19,7 +19,7 @@ from commprof.analysis.late.stragglers import waiting_ranks
 
 Floats = npt.NDArray[np.float64]
 
-#: A rank passes waiting on if its own waits explain at least this fraction of its lateness.
+#: A rank passes on waiting if its own waits explain at least this fraction of its lateness.
 _MOST = 0.5
 #: Only ranks that cause at least this fraction of all waiting are followed, and at most this many
 #: ranks.

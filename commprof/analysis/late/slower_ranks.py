@@ -29,7 +29,8 @@ Floats = npt.NDArray[np.float64]
 
 #: Largest number of hosts that are named.
 _MOST_HOSTS = 3
-#: Beside a late rank, ranks count as slower too if their excess is at least this part of its own.
+#: Beside a late rank, other ranks count as slower too if their excess is at least this fraction of
+#: the late rank's excess.
 _NEARLY = 0.5
 
 
@@ -39,20 +40,21 @@ class SlowerRanks:
 
     #: Global ranks, at most half of the job.
     ranks: tuple[int, ...]
-    #: Hosts of which these are all ranks; empty if the ranks are not those of whole hosts, or if
-    #: the job has one host.
+    #: Hosts whose ranks these are; empty unless these are all ranks of one or more hosts, and the
+    #: job has further hosts.
     hosts: tuple[str, ...]
     #: One of ``exposure.ORIGINS``: where these ranks exceed the others most. None if unknown.
     phase: str | None
-    #: Least of these ranks' excess over the median of the others; of each rank, over the steps, the
-    #: average that ``average`` names.
+    #: The least excess of one of these ranks over the median of the others. A rank's excess is
+    #: averaged over the steps as ``average`` says.
     longer_ms: float
     #: "median", or "mean" in always-on mode, which keeps no single steps.
     average: str
-    #: Mean waiting for these ranks per step, of each of the ``waiting_ranks`` that wait for them.
+    #: Time per step for which a rank waits for these ranks: mean over the ``waiting_ranks`` ranks
+    #: that wait for them.
     wait_ms: float
     waiting_ranks: int
-    #: Fraction of all waiting that the others wait for these ranks.
+    #: Waiting of the other ranks for these ranks, as a fraction of all waiting.
     share: float
 
     def share_of(self, step_ms: float) -> float:
@@ -109,9 +111,10 @@ def slower_ranks(
 
     The ranks' median work is compared. Without a late rank, the slower ranks stand out from the
     spread of the others. Beside a late rank they exceed the others' median by at least half as much
-    as it does. Each of them works longer than the others' median by 2 % of the step in three of
-    four steps. The others wait for them for 2 % of the step or more, which is 60 % or more of all
-    waiting; those that wait less than a tenth as long as the one that waits longest do not count.
+    as the late rank does. Each of them works longer than the others' median by 2 % of the step in
+    three of four steps. The others wait for them for 2 % of the step or more, which is 60 % or more
+    of all waiting. A rank that waits less than a tenth as long as the one that waits longest does
+    not count among these others.
     """
     count = len(work_ns)
     if not work_ns.shape[2] or not steps:
@@ -153,7 +156,7 @@ def slower_ranks(
 
 
 def _nearly_as_slow(typical_ns: Floats, late: int) -> list[int]:
-    """Returns the rows whose work exceeds the others' by half as much as that of ``late``."""
+    """Returns the rows whose excess over the others is at least half the excess of ``late``."""
     others = np.delete(typical_ns, late)
     for _ in range(2):  # the first median may include slower ranks
         least = np.median(others) + _NEARLY * (typical_ns[late] - np.median(others))
@@ -165,14 +168,13 @@ def _nearly_as_slow(typical_ns: Floats, late: int) -> list[int]:
 
 
 def whole_hosts(members: Collection[int], host_of: Mapping[int, str]) -> tuple[str, ...]:
-    """Returns the hosts of which these are all members, and of no others.
+    """Returns the hosts whose members these are, if these are all members of one or more hosts.
 
     Args:
         members: numbers of ranks or processes.
         host_of: host of each of all ranks or processes; "" if it is not known.
 
-    Empty if the members are not those of whole hosts, if a host is not known, or if there are no
-    other hosts.
+    Empty otherwise, and also if a host is not known, or if there are no other hosts.
     """
     theirs = {host_of[member] for member in members}
     of_these = sum(host in theirs for host in host_of.values())

@@ -13,8 +13,8 @@ from commprof.trace.documents import Group
 from commprof.trace.operations import codes_of
 from commprof.trace.schema import OPS, POINT_TO_POINT
 
-#: Operations whose completion gloo does not report. It is known only if a wait for the operation
-#: blocked.
+#: Operations whose completion gloo does not report. Their completion is known only if a wait for
+#: the operation blocked.
 SILENT = {
     *POINT_TO_POINT,
     *codes_of("reduce_scatter"),

@@ -139,7 +139,7 @@ class LateRank:
     """The rank that the others wait for, with the cost of the waiting and its cause."""
 
     rank: int
-    #: Mean waiting that the rank caused, per step and waiting rank.
+    #: Time per step for which one waiting rank waits for this rank, on average.
     wait_ns: float
     #: Waiting that the rank caused, except by lacking a core, divided by all waiting.
     share: float
@@ -283,8 +283,8 @@ def find_late_rank(
 def too_few_blocks(waited_for_ns: Floats, late: LateRank, step_ns: float) -> bool:
     """True if the test of :func:`find_late_rank` cannot name a rank, however late the rank is.
 
-    Steps that belong to one series count as one block. In a recording of one or two blocks, some
-    rank is the last in all blocks with more than the probability that the test allows.
+    Steps that belong to one series count as one block. If there are only one or two blocks, chance
+    makes some rank the last in all of them with a higher probability than the test allows.
 
     Args:
         waited_for_ns: as in :func:`find_late_rank`.
@@ -296,10 +296,10 @@ def too_few_blocks(waited_for_ns: Floats, late: LateRank, step_ns: float) -> boo
 
 
 def enough_blocks(shuffled: int) -> int:
-    """Returns the least number of steps or blocks in which the last rank can be no chance.
+    """Returns the least number of steps or blocks with which a rank can be named.
 
-    Of ``shuffled`` ranks, which are two at least, one is the last in all blocks by chance with the
-    probability ``shuffled ** (1 - blocks)``.
+    By chance, one of ``shuffled`` ranks (two at least) is the last in all blocks with the
+    probability ``shuffled ** (1 - blocks)``, which must not exceed ``SIGNIFICANCE``.
     """
     return 1 + math.ceil(math.log(1 / SIGNIFICANCE) / math.log(max(2, shuffled)))
 
@@ -442,7 +442,7 @@ def _late_rank(
 
 
 def _independent_blocks(waited_for_ns: Floats, late: LateRank, step_ns: float) -> Floats:
-    """Returns sums of neighbouring steps, so many that the sums are about independent."""
+    """Returns sums over blocks of neighbouring steps; the sums are about independent."""
     alike = _steps_alike(waited_for_ns, late.rank, OF_STEP * step_ns * late.waiting_ranks)
     return _blocks(waited_for_ns, alike)
 
