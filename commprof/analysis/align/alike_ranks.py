@@ -1,4 +1,4 @@
-"""Neighbouring ranks that describe their process groups alike: they are computed at once."""
+"""Neighbouring ranks with equal process groups: their joined tables need one computation only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from commprof.trace.reader import Trace
 def alike_ranks(traces: Sequence[Trace]) -> list[slice]:
     """Divides ranks into rows of neighbours with the same groups and the same kind of recording.
 
-    Only the own rank in a group may differ between ranks of a row.
+    Between the ranks of a row, only a process's own rank in a group may differ.
     """
     bounds = [0]
     for _, row in itertools.groupby(traces, _described):

@@ -21,10 +21,9 @@ from commprof.units import ns_to_us
 
 Floats = npt.NDArray[np.float64]
 
-#: Better comparisons give an error bound for the offset at the time of a clock comparison. If the
-#: comparison's own error bound is more than this many times as large, it counts as disturbed and is
-#: left out. Between comparisons, the drift is assumed to change by up to ``UNSEEN_WANDER``, for
-#: example with a crystal's temperature.
+#: A clock comparison counts as disturbed, and is left out, if its error bound is more than this
+#: many times the bound that better comparisons give for the same time. Between comparisons, the
+#: drift is assumed to change by up to ``UNSEEN_WANDER``, for example with a crystal's temperature.
 _DISTURBED = 3.0
 #: Comparisons closer together than this do not determine drift: only the best of them is kept.
 _APART_NS = 100_000_000

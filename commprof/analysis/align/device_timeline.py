@@ -33,8 +33,8 @@ def on_device_timeline(trace: Trace) -> Trace:
     Collectives of CPU tensors, and records before the first event, keep the host's times.
     The result lacks:
 
-    - the host's waits and run delay, which need not delay a stream; but the ends of host operations
-    that these waits show are kept
+    - the host's waits and run delay, which need not delay a stream (if only such a wait shows when
+    a host operation ended, the end is kept)
     - the waits of streams other than the compute stream
     - steps and phases whose events were lost
     """

@@ -120,10 +120,12 @@ def match(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Matching:
 
     A collective is complete if all ranks of its group issued the same operation under the same
     sequence number, each exactly once. A send and a recv are one message if both have the same
-    sequence number and size in bytes. Rows without a sequence number are not matched. These rows
-    are every ``recv_any_source``, all messages that the same rank receives after it in the same
-    group, and, in recordings of other profilers, all messages, unknown kernels, and collectives
-    whose group or sequence number is not known.
+    sequence number and size in bytes.
+
+    Rows without a sequence number are not matched: every ``recv_any_source``, and all messages that
+    the same rank receives in the same group after a ``recv_any_source``. In recordings of other
+    profilers, all messages, unknown kernels, and collectives whose group or sequence number is not
+    known are not matched either.
     """
     groups: dict[tuple[str, int], tuple[int, Group]] = {}
     parts = [_keys(traces[rows], tables[rows], groups) for rows in alike_ranks(traces)]
@@ -194,7 +196,7 @@ def _keys(
         expected[rows] = described.size
     message = among(op, *POINT_TO_POINT)
     expected[message & (group >= 0)] = 2
-    # In other rows NO_SEQ is a number: the numbers that commprof records wrap around.
+    # In other rows NO_SEQ is a valid number: the numbers that commprof records wrap around.
     unnumbered = (message | (op == _OTHER) | traces[0].is_foreign) & (seq == NO_SEQ)
     expected[(op == RECV_ANY_SOURCE) | unnumbered] = 0
     group, expected = kept_once(group), kept_once(expected)
@@ -214,7 +216,7 @@ def _keys(
 Mask = npt.NDArray[np.bool_]
 
 _OTHER = OPS.index("other")
-#: Number of pairs of ranks that are compared at once: 32 MB per column.
+#: Number of pairs of ranks that are compared at a time: 32 MB per column.
 _PAIRS = 1 << 22
 
 
@@ -272,7 +274,7 @@ def held_up_by(
         group = matching.groups[kind[0]] if kind[0] >= 0 else None
         size = group.size if group is not None else 2
         mine = first[(kinds == kind).all(axis=1) & (count == size)]
-        if len(mine) == 0:  # a damaged document may state any size
+        if len(mine) == 0:  # a damaged trace may state any size
             continue
         # [collective, rank in the group]
         grid = rows[mine[:, np.newaxis] + np.arange(size)]

@@ -379,7 +379,7 @@ class DrawnSteps:
 
 
 def replay_drawn(ranks: Sequence[Program], known: ReplayedCalls, steps: int) -> DrawnSteps:
-    """Replays many steps at once; the times of each step were drawn at random and form a column.
+    """Replays many steps together; each has times of its own, drawn at random, in one column.
 
     Args:
         ranks: programs of all ranks for one step; ``own_ns`` and ``extra_ns`` have a row per event

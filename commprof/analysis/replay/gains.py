@@ -16,8 +16,9 @@ The replay of a late step would be too long, because the delay changed more than
 time: a transfer takes longer while one of its ranks computes, and a rank's caches are cold after a
 long wait. The delay also changed the next step, which the ranks begin at different times. So a late
 step, and the step after it, gets the replayed time of a step that is not late, plus the own work
-that the other ranks do beyond what they do in those steps. If this addition is small, it may be an
-effect of the waiting; then only the share of it that correlates with the rank's own work counts.
+that the other ranks do beyond what they do in steps that are not late. If this addition is small,
+it may be an effect of the waiting; then only the share of it that correlates with the rank's own
+work counts.
 
 A part of the own time is run delay: the training thread waits for a core, which other threads of
 the rank's process may use. While gloo's threads exchange buckets, the training thread of the rank
@@ -221,7 +222,7 @@ class Replays:
         self._ideal: list[Floats | None] = []
 
     def without_transfers(self) -> Floats | None:
-        """Returns :meth:`step_ns` if no transfer takes time; it is replayed once."""
+        """Returns :meth:`step_ns` if no transfer takes time; computed only once."""
         if not self._ideal:
             self._ideal.append(self.step_ns(free=np.ones(len(self.group), dtype=bool)))
         return self._ideal[0]

@@ -5,7 +5,7 @@ Events (issued collectives, waits, begins and ends of steps) are stored in own t
 then compute when the events happen if a phase or a transfer takes longer or shorter
 (:mod:`commprof.analysis.replay.engine`).
 
-The programs of all ranks are made at once, from columns that hold one rank after the other. With
+The programs of all ranks are made together, from columns that hold one rank after the other. With
 numpy calls per rank, a thousand ranks of a few hundred events each would cost more in calls than in
 work on the events.
 """
@@ -288,7 +288,7 @@ class Programs(Sequence[Program]):
 
     @cached_property
     def pieces(self) -> Pieces:
-        """Own time, cut at issues of collectives and at borders of phases."""
+        """Own time, cut at issues of collectives and at borders of steps and phases."""
         events, borders = self.events, self._borders
         issued = np.flatnonzero(events.kind == ISSUE)
         issued_ns = events.own_ns[issued]

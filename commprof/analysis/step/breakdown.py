@@ -463,7 +463,7 @@ def _paused_by_phase(steps: Steps, phases: Spans, paused: Stretches, thread: int
 
 
 def _by_phase(steps: Steps, phases: Spans, counted: ExposedSpread, thread: int) -> Floats:
-    """Returns ``[step, phase]``: sum of ``counted`` in each phase; outside of phases OTHER."""
+    """Returns ``[step, phase]``: sum of ``counted`` in each phase; OTHER holds the rest."""
     times = np.zeros((len(steps), len(Phase)))
     step = _step_of(steps, phases.begin_ns)
     mine = (phases.thread == thread) & (phases.key < len(Phase)) & (step >= 0)

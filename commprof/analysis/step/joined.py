@@ -131,7 +131,7 @@ class RankBlock:
         )
 
     def find_exposures(self, calls: Collectives) -> None:
-        """Finds the waiting of all ranks at once, and caches it for ``exposures_of`` of the block.
+        """Finds the waiting of all ranks together, and caches it for ``exposures_of`` of the block.
 
         Afterwards the block no longer holds its waits; a block of several ranks also drops the
         calls.

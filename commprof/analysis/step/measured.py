@@ -151,7 +151,7 @@ def step_signatures(steps: Steps, table: Collectives) -> npt.NDArray[np.uint64]:
 
 
 def in_turns(run: WorldRun) -> bool:
-    """True if a trial, whose candidate settings take turns, began in some rank's trace."""
+    """True if a trial began in some rank's trace: its candidate settings take turns."""
     return any(trial_of(trace) is not None for trace in run.traces.values())
 
 
@@ -213,8 +213,8 @@ class MeasuredSteps:
     def on_host(self) -> list[Trace]:
         """Traces whose steps and phases are those of the host's threads, with cached tables.
 
-        These are ``traces``, if none of them is on a device's timeline: that has other phases, and
-        may lack steps.
+        These are ``traces``, if none of them is on a device's timeline: such a trace has other
+        phases, and may lack steps.
         """
         on_device = any(map(has_device_times, self.recorded))
         return self.recorded if on_device else self.traces
@@ -233,7 +233,7 @@ class MeasuredWorld(MeasuredSteps):
     #: Assignment of the tables' rows to collectives.
     matching: Matching
     #: All steps of a long run, from which these steps are a sample; None if the run is not long.
-    #: Its traces hold all records: a table of all their calls would need too much memory.
+    #: ``whole`` has no table of calls, which would need too much memory.
     whole: MeasuredSteps | None = None
 
     @property

@@ -45,7 +45,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Stretch(FieldGroup):
-    """Per wait: time of one rank since it last met the other, whose time it is compared with."""
+    """Per wait: time of one of the two ranks since they last met, to compare with the other's."""
 
     #: 0 if the two ranks have not met before.
     begin_ns: Ints
@@ -245,7 +245,10 @@ class SharedCalls:
             yield self._compared(waits.of(rows), None if met_ns is None else met_ns[rows])
 
     def _compared(self, waits: Wait, met_ns: Ints | None) -> tuple[Stretch, Stretch]:
-        """``met_ns``: the last time at which one rank arrived while the other waited, or 0."""
+        """Does what :meth:`compared_in_parts` says, for one part of the waits.
+
+        ``met_ns``: per wait, the last time at which one rank arrived while the other waited, or 0.
+        """
         own_ns, arrived_ns = (
             self._calls.look_up(self._calls.arrived_ns, rank, waits.number)
             for rank in (waits.place, waits.late)
@@ -352,7 +355,7 @@ _SEED = 20261124
 #: Rows are looked up in a table of all ranks and calls if the table has at most this many entries
 #: per row.
 _DENSE = 4
-#: Number of waits for which meetings are found at once.
+#: Number of waits for which meetings are found at a time.
 _CHUNK = 1 << 16
 
 
@@ -496,8 +499,8 @@ def _stops(
     rank = ranks_of(firsts_of(exposed))[waits]
     row = collective[waits] + first_call[rank]
     del collective
-    # The end of a call is not taken from waits: one that did not block returns at a time of its
-    # own.
+    # The end of a call is not taken from its wait, because a wait that did not block returns at a
+    # time of its own.
     known_ns = np.where(joined(tables, "end_is_exact"), joined(tables, "end_ns"), 0)
     of_passes = _passes(traces, tables, buckets, of_call, known_ns)
     number, call_ns = of_call[row], known_ns[row]

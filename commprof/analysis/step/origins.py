@@ -141,7 +141,7 @@ class _Times:
         stretch: Stretch,
         chosen: Ints,
     ) -> None:
-        """Adds times of ranks by activity to the columns ``spent_ns``, which are made where None.
+        """Adds times of ranks by activity to the columns ``spent_ns``; makes columns that are None.
 
         Args:
             spent_ns: per activity a column with a row per stretch, see ``RankTime.spent``.
@@ -307,7 +307,7 @@ def _explained(
 
 #: Number of waits for which a table of activities is made.
 _ROWS = 1 << 14
-#: Least number of waits that are compared at once, except for the last part.
+#: Least number of waits that are compared at a time, except for the last part.
 _PART = 1 << 15
 
 
@@ -350,7 +350,7 @@ def _shares(excess: Sequence[Floats | None], wait_ns: Floats) -> tuple[Floats, F
 
 
 def _spent(time: RankTime, stretch: Stretch) -> Iterator[tuple[int, Floats]]:
-    """Yields the rank's time by activity in each stretch, without its standing at the meeting."""
+    """Yields the rank's time by activity in each stretch, except while it stood at the meeting."""
     stood = np.flatnonzero(stretch.stood_ns < stretch.left_ns)
     not_counted: dict[int, Floats] = {}
     if len(stood):

@@ -24,7 +24,7 @@ from commprof.trace.ranks import Narrow, firsts
 
 @dataclass(frozen=True)
 class PairWaits:
-    """Waiting of ranks for ranks; of most pairs of many ranks, no rank waits for the other.
+    """Waiting of ranks for other ranks; pairs without waiting, as most are, are left out.
 
     A table of all pairs of ranks is made only where it is needed: of 4,096 ranks it takes 134 MB.
     """
@@ -39,7 +39,10 @@ class PairWaits:
     wait_ns: Floats
 
     def __getitem__(self, cells: tuple[Any, int]) -> Floats:
-        """Returns the waiting of some global ranks, a mask or a slice, for one global rank."""
+        """Returns the waiting of some ranks for one rank.
+
+        ``cells``: mask or slice of the global ranks that wait; global rank that they wait for.
+        """
         rows, rank = cells
         chosen = self.rank == rank
         column = np.zeros(self.world_size)
@@ -195,7 +198,7 @@ class RankParts(Sequence[Breakdown]):
     def joined(cls, windows: list[RankParts]) -> RankParts:
         """Joins steps that follow one another; ``windows`` of one block each is emptied.
 
-        So the columns are in memory twice only one by one.
+        So only one column at a time is in memory twice.
         """
         if len(windows) == 1:
             return windows.pop()
@@ -236,7 +239,7 @@ class RankParts(Sequence[Breakdown]):
 
 @dataclass(frozen=True)
 class BlockParts:
-    """Parts of the steps of a block of ranks, whose steps may differ, one rank after the other."""
+    """Parts of the steps of a block, one rank after the other; ranks may have different steps."""
 
     whole: Breakdown
     #: First row of each rank, then the number of rows.
@@ -300,7 +303,7 @@ def _of_all_ranks(*columns: Any) -> Any:
     if isinstance(columns[0], Caused):
         return Caused.joined(columns)
     if columns[0].dtype == np.int64 and not any(column.strides[0] for column in columns):
-        count = sum(map(len, columns))  # numbers of steps, which are the same on all ranks
+        count = sum(map(len, columns))  # step numbers are the same on all ranks
         return np.broadcast_to(columns[0][0].copy(), (count, *columns[0].shape[1:]))
     return _compact(np.concatenate(columns))
 

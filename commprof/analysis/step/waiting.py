@@ -42,7 +42,11 @@ def is_split(exposed: float, unsplit: float) -> bool:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Split of each exposure into waiting and transfer; aligned with ``Exposures``."""
+    """Split of each exposure into waiting and transfer; aligned with ``Exposures``.
+
+    The *deciding* arrival is the last arrival that ended the waiting: at the exposure's own
+    collective, or at the bucket of the backward pass at which the critical path ends.
+    """
 
     #: Part of ``waited_ns`` before the deciding arrival; NaN if unknown.
     wait_ns: npt.NDArray[np.float64]

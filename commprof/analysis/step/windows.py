@@ -66,7 +66,7 @@ class StepWindows:
         most = max(KEPT_STEPS, KEPT_ROWS // ranks)
         if len(self.steps) <= most:
             return [self.steps]
-        shares = np.array_split(self.steps, _KEPT_STRETCHES)  # warm-up begins the first share
+        shares = np.array_split(self.steps, _KEPT_STRETCHES)  # the first share begins with warm-up
         return [share[: max(1, most // _KEPT_STRETCHES)] for share in shares]
 
     def sample(self, measured: Ints) -> list[Ints]:
