@@ -64,7 +64,8 @@ class Operations:
 class InspectedCommunicator:
     """A communicator with the processes that recorded it."""
 
-    #: NCCL's id; from a job's second start with the same ids on, with the number of the start.
+    #: NCCL's id. If a job was started several times with the same ids, the id also contains the
+    #: number of the start, from the second start on.
     id: str
     #: Name that the job gave to the communicator; "" if none.
     name: str
@@ -155,7 +156,7 @@ class _WholeLogs:
         return inspector_unsplit(members, kind)
 
 
-#: Members of a communicator by rank, by the communicator's id and size.
+#: By id and size of a communicator: its members by rank.
 ById = dict[tuple[str, int], dict[int, "InspectorMember"]]
 
 
@@ -208,8 +209,8 @@ def _again(communicators: Sequence[tuple[str, int]]) -> Iterator[str]:
         yield (
             f"{counted(len(communicators), 'communicator')} {were} made again by other processes, "
             f"such as {communicator_id} by {starts} processes per rank, as where a job was started "
-            "again with the same NCCL_COMM_ID: each start counts as communicators of its own, told "
-            "apart by the times of the dumps"
+            "again with the same NCCL_COMM_ID. Each start counts as a communicator of its own; the "
+            "starts are told apart by the times of the dumps"
         )
 
 
@@ -298,8 +299,8 @@ def _operations(
         captured.update(dict.fromkeys(member.kinds, 0))
     made = []
     for kind in sorted(set(captured) - {*MESSAGES}):
-        # Kinds that are not in SPLIT are split too: of these, only each rank's time beyond the
-        # shortest rank's time is used.
+        # Kinds that are not in SPLIT are computed in the same way: of each rank's time in
+        # them, only the part beyond the shortest rank's time is used.
         if ranks > 1:
             waits = splitter.collectives(members, kind, ranks, blocks)
         else:
@@ -325,8 +326,8 @@ def _missing(communicators: Sequence[InspectedCommunicator]) -> list[str]:
     )
     return [
         f"{counted(len(lacking), 'communicator')} {'lacks' if len(lacking) == 1 else 'lack'} the "
-        f"logs of ranks ({shown}): there, waiting is at least what is shown, transfer at most, and "
-        "a rank without a log may have come later than those named"
+        f"logs of ranks ({shown}): there, waiting is at least what is shown, and transfer at most. "
+        "A rank without a log may have come later than the ranks that are named"
     ]
 
 

@@ -17,9 +17,10 @@ SPLIT: Final = {
 MESSAGES: Final = ("Send", "Recv")
 #: Kind of a send with its recv.
 MESSAGE_PAIR: Final = "SendRecv"
-#: Operations whose root, or whose meaning, the logs do not give.
+#: c10d's names of operations that are not split, because the logs do not name their root.
 UNSPLIT: Final = {"Broadcast": "broadcast", "Reduce": "reduce"}
-#: nccl-tests' size of an operation, divided by the bytes that NCCL counts on one rank.
+#: Operations of different size in NCCL's logs (one rank's part) and in nccl-tests (the parts of
+#: all ranks together).
 _OF_ALL_RANKS: Final = (
     *("AllGather", "AllGatherV", "ReduceScatter", "AllToAll", "All2All", "AlltoAll"),
 )

@@ -41,9 +41,10 @@ _LEAST_OF_LATEST, _LEAST_IF_APART, _APART = 0.05, 0.03, 50.0
 _CHANCE_OF_LONGER = 0.05
 #: Least ratio of the waiting that a late process causes to that of any process that is not late.
 _CLEARLY = 2.0
-#: In the order of the waiting that they cause, the list of late processes ends with the last
-#: process that causes this many times as much as the next one. Earlier processes may have such a
-#: ratio too, because one late process is much later than the rest.
+#: Processes are sorted by the waiting that they cause, the largest first. The list of late
+#: processes ends with the last one that causes at least this many times as much as the next
+#: process. Earlier processes may have such a ratio too, because one late process is much later than
+#: the rest.
 _GAP = 4.0
 #: If the list ends at a ratio of ``_GAP``, the late processes must cause at least this fraction of
 #: the excess waiting. The fraction is lower than usual, because the small waiting that each other
@@ -207,8 +208,8 @@ def _tested(
     """Tests the candidates as one process; None if chance may explain the waiting for them.
 
     ``longer_by_chance`` is the probability that chance explains the candidates' own longer time;
-    NaN if this time does not show that all of them were late. It decides where the waiting forms
-    too few series for a test.
+    NaN if this time does not show that all of them were late. If the waiting forms too few series
+    for a test, this probability decides.
     """
     first, others = candidates[0], list(candidates[1:])
     merged = beyond.copy()

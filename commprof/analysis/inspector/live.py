@@ -71,8 +71,8 @@ class LiveProcess:
     #: this time.
     time_s: float
     waited_s: float
-    #: Waiting of other processes that began with this one, summed over these processes; the current
-    #: part of the run is not included.
+    #: Time for which other processes waited because of this process, summed over them; without the
+    #: current part of the run.
     caused_s: float
     #: These are the previous three times, over the parts of the run that ``InspectorState.late``
     #: covers.
@@ -89,7 +89,8 @@ class InspectorState:
     time_s: float
     processes: tuple[LiveProcess, ...]
     late: tuple[LateProcess, ...]
-    #: Processes that work longer than all others in these parts, if none is late.
+    #: Processes that work longer than all others, over the parts of the run that ``late`` covers;
+    #: None if there are none, or if some are late.
     slower: SlowerProcesses | None
     communicators: int
     #: Number of calls counted so far; the next field is the number of missing records of these

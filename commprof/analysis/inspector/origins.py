@@ -2,10 +2,10 @@
 
 A process that comes late to one communicator may have waited in another: the ranks of a
 tensor-parallel group all come late to their data-parallel groups if one of them is slow. Suppose
-that in a part of the run a process makes each other rank of a communicator wait for ``d``, and
-that the process itself waits for ``s`` in all its other communicators. Then ``max(0, d - s) / d``
-of the waiting began with this process. The rest is passed on to the processes for which this
-process waited in the other communicators, in proportion to that waiting, and so on.
+that in a part of the run a process makes each other rank of a communicator wait for a time ``d``,
+and that the process itself waits in its other communicators for a time ``s`` in all. Then
+``max(0, d - s) / d`` of the waiting began with this process. The rest is passed on to the processes
+for which this process waited in the other communicators, in proportion to that waiting, and so on.
 
 If it is not known for whom a process waited, the waiting counts for nobody: in a broadcast, a
 reduce, or a message without its partner's record. The same holds for calls of which the process's
@@ -62,8 +62,9 @@ class WaitingGroup:
     waited: Floats
     #: False if it is known that a rank waited in these operations, but not for which rank.
     is_known: bool = True
-    #: Key of the communicator whose members all wait together in this group, if there is one: such
-    #: waiting makes no member late in its other groups. If empty, ``key`` counts.
+    #: If all members of a communicator wait together in this group: the communicator's key. A
+    #: member's waiting here does not make it late in other groups with this key. If empty,
+    #: ``key`` takes its place.
     together_key: tuple[str | int, ...] = ()
 
 

@@ -57,7 +57,7 @@ class ProcessRow:
     #: this time.
     time_s: float
     waited_s: float
-    #: Waiting of other processes that began with this one, summed over them.
+    #: Time for which other processes waited because of this process, summed over them.
     caused_s: float
     #: Time in operations whose waiting is not known, such as broadcasts.
     unsplit_s: float
@@ -247,7 +247,7 @@ def result_of(logs: InspectorLogs, job: InspectedJob) -> InspectorResult:
 
 
 def _step(job: InspectedJob, time_us: float, waited_us: float) -> StepRow | None:
-    """Returns a step's mean waiting and transfer; arguments are sums over the run by process."""
+    """Returns a step's mean waiting and transfer, from sums over the run of the mean process."""
     found = steps_of(job.repeated)
     if found is None:
         return None

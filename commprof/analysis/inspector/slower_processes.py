@@ -28,20 +28,23 @@ _OF_MEAN_PART = 0.1
 
 @dataclass(frozen=True)
 class SlowerProcesses:
-    """Two or more processes, at most half of those that exchange data, that work longer."""
+    """Two or more processes that work longer than all others with which they exchange data.
+
+    They are at most half of the processes that exchange data.
+    """
 
     processes: tuple[Process, ...]
-    #: Hosts of which these are all processes; empty if they are not those of whole hosts.
+    #: Hosts whose processes these are; empty unless these are all processes of one or more hosts.
     hosts: tuple[str, ...]
-    #: By how much each of them spends more time outside of all operations than the median of the
-    #: others: the least of these times.
+    #: The least excess of one of these processes: its time outside of all operations, minus the
+    #: median of the other processes' times.
     longer_s: float
     #: Waiting that began with them, summed over the waiting processes, and its fraction of all
     #: waiting; next, the same waiting as a mean over the other processes.
     wait_s: float
     share: float
     wait_per_process_s: float
-    #: Their own waiting, a mean.
+    #: Mean waiting of these processes themselves.
     waits_s: float
 
 
@@ -56,10 +59,10 @@ def slower_processes(
         time_us: time of each process in operations whose waiting is known.
         operation_us: result of :func:`commprof.analysis.inspector.own_time.operation_time`.
 
-    Their time outside of operations stands out from the spread of the others. At least 60 % of the
-    waiting of the processes with which they exchange data began with them, also in three of four
-    parts of the run, and each of these waits for at least 2 % of its time in operations. Stages of
-    a pipeline that have more work are not named.
+    The time of the named processes outside of operations stands out from the spread of the others.
+    At least 60 % of all waiting of the processes that exchange data was caused by the named ones,
+    over the whole run and in at least three of four of its parts. This waiting is at least 2 % of
+    the other processes' time in operations. Stages of a pipeline that have more work are not named.
     """
     sets = process_sets(job.communicators, len(job.processes))
     for number in np.unique(sets).tolist():
@@ -95,7 +98,8 @@ def slower_processes(
 def _in_most_parts(traced: InspectedOrigins, slower: npt.NDArray[np.int64]) -> bool:
     """True if most waiting began with these processes in most parts of the run."""
     began_us, all_us = traced.began_us[:, slower].sum(axis=1), traced.began_us.sum(axis=1)
-    # Of a stall of these processes, one part has nearly all waiting, and the others the usual one.
+    # If these processes stalled once, one part of the run has nearly all waiting for them, and the
+    # other parts only the usual waiting.
     least_us = np.maximum(MOST_WAITING * all_us, _OF_MEAN_PART * began_us.mean())
     return bool((began_us >= least_us).mean() >= OF_STEPS)
 

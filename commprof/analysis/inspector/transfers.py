@@ -131,7 +131,7 @@ def _row(op: str, ranks: int, size_bytes: int, parts: list[Floats]) -> SweepRow:
 
 
 def _rounds(parts: list[Floats]) -> Iterator[Floats]:
-    """Yields the calls of all communicators in each part of the run."""
+    """Yields, for each part of the run, the transfers of all communicators in this part."""
     split = [np.array_split(part, _ROUNDS) for part in parts]
     for place in range(_ROUNDS):
         yield np.concatenate([part[place] for part in split])
