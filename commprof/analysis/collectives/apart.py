@@ -127,7 +127,7 @@ def _not_seen(
     if libraries:
         why = f"the script has loaded {listed(libraries)}, whose communication commprof cannot see"
     said = (
-        f"No exchange of gradients between the {len(training)} ranks that train was seen; {why}. "
+        f"{len(training)} ranks train, but no exchange of gradients between them was seen: {why}. "
         "What their communication costs is not known."
     )
     return TrainedApart("not seen", together, 0, said, "")
@@ -136,7 +136,7 @@ def _not_seen(
 def _of_parameters(
     training: Sequence[Exchanged], together: tuple[tuple[int, ...], ...]
 ) -> TrainedApart | None:
-    """Returns parameters whose gradients are not exchanged, although those of others are."""
+    """Returns parameters without an exchange of gradients, if other parameters have one."""
     apart = []
     for rank in training:
         trained = rank.trained

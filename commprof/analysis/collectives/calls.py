@@ -84,7 +84,7 @@ def start_times(trace: Trace, table: Collectives) -> Ints:
 def all_start_times(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Ints:
     """Returns :func:`start_times` of all ranks, one rank after the other.
 
-    Neighbouring ranks with the same queues and equally many calls in each are computed at once.
+    Neighbouring ranks with the same queues and equally many calls in each are computed together.
     """
     parts, bounds = [], [0]
     for _, row in itertools.groupby(zip(traces, tables, strict=True), _queues_of):
@@ -97,7 +97,7 @@ def all_start_times(traces: Sequence[Trace], tables: Sequence[Collectives]) -> I
 
 
 def _queues_of(rank: tuple[Trace, Collectives]) -> Hashable:
-    """Returns what ranks must share to be computed at once; a number of its own for no rank."""
+    """Returns a key: ranks with equal keys are computed together, those on devices one by one."""
     trace, table = rank
     if trace.device_activity is not None or device_collectives(trace):
         return id(trace)
@@ -224,9 +224,9 @@ def fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
     """Start times in a queue that is served in order by a number of threads.
 
     Args:
-        issue_ns: issue of each collective, in the order of the queue; with up to 32 threads
-            also of several queues, the last axis of each column.
-        end_ns: completion of each collective; these may be in another order.
+        issue_ns: issue of each collective, in the order of the queue. With up to 32 threads, a
+          column may hold several queues; its last axis is then the order of a queue.
+        end_ns: completion of each collective; completions may be in another order.
         threads: at least 1.
     """
     if threads > _FEW_THREADS:
@@ -344,8 +344,8 @@ def calls_of(
             return repeated(column[0], count)
         return column[chosen]
 
-    # Joined columns of all ranks are large. So each column is cut at once, and few are held at a
-    # time.
+    # Joined columns of all ranks are large. So each column is cut as soon as it is joined, and few
+    # whole columns are held at a time.
     exposed, phase, stack = cut(exposed), cut(phase), cut(stack)
     times, issue = _Times.of(traces, tables), joined(tables, "issue_ns")
     failed = joined(tables, "failed")
@@ -406,7 +406,9 @@ def _apart(
     times: _Times,
     chosen: npt.NDArray[np.bool_],
 ) -> tuple[Floats, Floats, Floats]:
-    """Returns wait, transfer and transfer of all ranks of the chosen rows, in ns; NaN if unknown.
+    """Returns three times of the chosen rows in ns: wait, transfer, and transfer of all ranks.
+
+    NaN if unknown.
 
     The wait lasts from the row's start until the last awaited rank starts. The transfer lasts from
     this last start until the row's end. The transfer of all ranks lasts from the last start on any
@@ -485,7 +487,7 @@ def _phases_of(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Ints:
 def _measured(
     traces: Sequence[Trace], measured: Ints | None, time_ns: Ints, first: Ints
 ) -> npt.NDArray[np.bool_]:
-    """True for times of ranks in a measured step; ``first``: the first time of each rank."""
+    """True for times in a measured step; ``first``: index of each rank's first time."""
     if measured is None:
         return np.ones(len(time_ns), dtype=np.bool_)
     steps, first_step = steps_of_ranks(traces, measured)

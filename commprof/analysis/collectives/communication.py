@@ -42,8 +42,8 @@ class Communication(FieldGroup):
     host_links: HostLinks | None = None
     #: None if no parameters are sharded.
     sharding: Sharding | None = None
-    #: Why no DDP model exchanged its gradients by DDP's own all-reduce, which a trial needs, as a
-    #: clause; empty if a DDP model did.
+    #: A clause that says why no DDP model exchanged its gradients by DDP's own all-reduce, which a
+    #: trial needs; empty if a DDP model did.
     no_ddp: str = ""
     #: Ranks or parameters that are trained without an exchange of gradients; None if there are
     #: none, or if too little is known to say so.

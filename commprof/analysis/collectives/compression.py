@@ -159,9 +159,9 @@ def compression_remarks(
     if not rows:
         return (
             [
-                f"{where} --hook {asked} compressed nothing: the script made no DDP model, the "
-                "model's gradients are not fp32 tensors on the CPU, or the script registered a "
-                f"communication hook of its own, which replaced {asked}."
+                f"{where} --hook {asked} compressed nothing. Either the script made no DDP model, "
+                "or the model's gradients are not fp32 tensors on the CPU, or the script "
+                f"registered a communication hook of its own, which replaced {asked}."
             ]
             if asked and context.get("capture") != "python" and steps
             else []

@@ -69,7 +69,7 @@ def own_line(lines: LinesByNumber, at_mismatch: Mapping[int, str], seq: int) -> 
 
 
 def shifted_since(lines: LinesByNumber, seq: int) -> tuple[int, tuple[tuple[int, str], ...]] | None:
-    """Finds the collective, before a mismatch, from which on ranks issued at different lines.
+    """Finds the collective before a mismatch since which the ranks have issued at different lines.
 
     If a rank leaves out a call, and the next calls have the same operation and size, the ranks'
     calls are shifted against each other. The mismatch is only the first call that looks different.
@@ -132,8 +132,8 @@ def lines_of_parts(
 def told_apart(paths: Sequence[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
     """Returns each rank's line, with the line that called it if all ranks are at one line.
 
-    ``paths``: by rank, the lines of the script's frames as ``call_path`` returns them. Of the lines
-    that called, the innermost at which the ranks differ is said.
+    ``paths``: by rank, the lines of the script's frames as ``call_path`` returns them. Of the
+    lines further out, the innermost at which the ranks differ is added.
     """
     by_rank = [(rank, path.split(CALLED_AT)) for rank, path in paths]
     depth = min((len(path) for _, path in by_rank), default=0)

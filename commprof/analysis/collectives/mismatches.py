@@ -574,7 +574,7 @@ def _differ(
 def _keys_in_rows(
     traces: Sequence[Trace], tables: Sequence[Collectives], names: dict[tuple[str, int], int]
 ) -> Iterator[_Keys]:
-    """Yields the collectives of all ranks; those of :func:`alike_ranks` at once."""
+    """Yields the collectives of all ranks; ranks of one row of :func:`alike_ranks` together."""
     for rows in alike_ranks(traces):
         if traces[rows.start].recorded is None:
             yield _keys(traces[rows], tables[rows], names)
@@ -588,7 +588,7 @@ def _keys(
 ) -> _Keys:
     """Returns the collectives of ranks that describe their groups alike, to compare them.
 
-    Of a recording that lacks fields (``Trace.recorded``) there is one rank. A key combines the
+    A recording that lacks fields (``Trace.recorded``) is passed alone. A key combines the
     group's index with the collective's sequence number. ``names`` holds the indices of the groups
     known so far, by name and order; new groups are added. The order distinguishes groups that reuse
     a name after ``destroy_process_group``.

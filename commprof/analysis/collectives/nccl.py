@@ -152,7 +152,7 @@ class NcclWorld:
     links: tuple[NcclLink, ...]
     #: Number of transfers that this job's processes made for operations of other processes.
     for_others: int
-    #: Replays of CUDA graphs, the largest number over the operations of a rank.
+    #: Largest index of a CUDA graph's replay over all operations; 0 if no graph was replayed.
     replays: int
     #: None if the clocks cannot be compared, or if no collective has both waits.
     waits: WaitsCompared | None
@@ -163,7 +163,7 @@ class _Ops:
     """Operations of all ranks, as columns."""
 
     rank: Ints
-    #: Label of the communicator, which others may have too; its hash; and its ranks.
+    #: Label of the communicator, which need not be unique; its hash; and its number of ranks.
     communicator: npt.NDArray[np.object_]
     hash: npt.NDArray[np.object_]
     size: Ints
