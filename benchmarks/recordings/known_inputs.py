@@ -283,7 +283,7 @@ KNOWN = (
         "libs/f8_tiny_calls.py",
         RUN + " {input}",
         "five all_gathers of 8 B a step: no compression",
-        r"5 all_gather calls per step of 8 bytes",
+        r"5 all_gather calls per step \(8 bytes",
         never="--trial|--hook|larger buckets",
         answer=r"Next: [^.]*",
         job=True,

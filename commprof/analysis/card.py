@@ -56,7 +56,7 @@ class CardRank:
     rank: int
     #: Where the rank falls behind, as the last words of a sentence; empty if unknown.
     where: str
-    #: Mean waiting for this rank, per step and waiting rank.
+    #: Time per step for which one waiting rank waits for this rank, on average.
     wait_ms: float
     #: Fraction of all waiting.
     share: float
@@ -329,7 +329,7 @@ def _command_to_inspect(run: str, late: CardRank | None) -> str:
 
 def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[str]:
     for of_size in result.incidents:
-        # What made the step longer comes before the longer step.
+        # A change that may have made the step longer comes before the change of the step itself.
         order = sorted(
             (change for _, change in of_size.anomalies),
             key=lambda change: (change.found_step, change.what == STEP),
@@ -361,7 +361,7 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
     if captured_in_python(result.context):
         yield PYTHON_BRIEF
     if not world.evidence.steps_marked:
-        yield "No step is marked: what repeats counts as a step, and may be a part of one."
+        yield "No step is marked: each repetition counts as a step, and may be only a part of one."
     yield from _told(told, "few_steps")
 
 

@@ -153,7 +153,8 @@ class RunComparison:
     only_a: tuple[int, ...]
     only_b: tuple[int, ...]
     settings: tuple[Setting, ...]
-    #: "A" or "B" if that run has only summaries of always-on mode, which hold no single step.
+    #: Names ("A", "B") of the runs that have only summaries of always-on mode: these runs have no
+    #: figures of single steps.
     summarised: tuple[str, ...] = ()
     #: Per run and world size at most one entry for each kind of figures.
     not_compared: tuple[NotCompared, ...] = ()
@@ -209,7 +210,7 @@ def _not_compared(run: str, world: WorldResult) -> Iterator[NotCompared]:
     elif lacking := of.lacking(Figure.EXPOSED):
         yield NotCompared(run, size, "exposed times", lacking)
     if not of.steps_marked:
-        repeats = "no step is marked, and what repeats counts as a step"
+        repeats = "no step is marked, and each repetition counts as a step"
         yield NotCompared(run, size, "begin and end of the steps", repeats)
     if lacking := of.lacking(Figure.CALLS):
         yield NotCompared(run, size, "times of collectives", lacking)
@@ -308,8 +309,8 @@ def _thinned(values: Floats) -> Floats:
 def _by_kind(runs: Sequence[StepTimesInFlight], numbered: bool) -> list[dict[_Kind, Floats]]:
     """Returns the mean time in flight of each kind of call, in ms, per step with such calls.
 
-    The list has an entry per run. It holds those kinds of the run that belong, in at least one of
-    the runs, to the ``_MOST_KINDS`` kinds with the longest total time in flight.
+    The list has an entry per run. A kind of call is included if it is, in at least one of the runs,
+    among the ``_MOST_KINDS`` kinds with the longest total time in flight.
 
     Args:
         runs: times in flight of the runs' calls.
@@ -355,7 +356,7 @@ class _InFlight:
 
 
 def _names(kinds: Set[_Kind]) -> dict[_Kind, str]:
-    """Names each kind; with its exact size if another kind has the same rounded size."""
+    """Names each kind by its rounded size; by its exact size if two names would be equal."""
     rounded = {k: _name(*k, f"{plain_digits(k[0].size_bytes / 1e6, 4)} MB") for k in kinds}
     uses = Counter(rounded.values())
     return {

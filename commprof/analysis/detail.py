@@ -28,12 +28,12 @@ PARTS = (
 )
 
 
-#: Names of these parts in ``Breakdown.part_ns``, where they differ.
+#: Parts that have another name in ``Breakdown.part_ns``, and that name.
 _PARTS = {"step": "wall"}
 
 
 class Later:
-    """What is made of the ranks' records when it is first asked for."""
+    """Timeline and times in flight, each computed from the ranks' records when first asked for."""
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class Later:
         timeline: Timeline | None = None,
         in_flight: StepTimesInFlight | None = None,
     ) -> None:
-        """``seen``: the ranks' records; None if everything that is asked for is made already."""
+        """``seen``: the ranks' records; None if both other arguments are given."""
         self._seen = seen
         self._timeline = timeline
         self._in_flight = in_flight
 
     def seen(self) -> MeasuredWorld | None:
-        """Returns the ranks' records; None once the timeline was made, or they were dropped."""
+        """Returns the ranks' records; None after the timeline was made or the records dropped."""
         return self._seen
 
     def timeline(self) -> Timeline:

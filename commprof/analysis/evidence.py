@@ -32,7 +32,7 @@ from commprof.trace.reader import Trace
 from commprof.trace.schema import POINT_TO_POINT
 from commprof.units import ns_to_ms
 
-#: Largest fractions, of records and of collectives, whose loss hardly changes the figures.
+#: Largest lost fraction of the records, and of the collectives, that hardly changes the figures.
 _FEW, _SOME = 0.01, 0.1
 #: A rank is called late only if at least this fraction of the exposed time is split.
 _HALF = 0.5
@@ -141,10 +141,10 @@ class MostWaitedFor(FieldGroup):
     rank: int = -1
     #: Fraction of all waiting; NaN if unknown.
     share: float = math.nan
-    #: If the steps are too few to name a late rank: clause on that, and on how many would suffice.
-    #: Else empty.
+    #: If the steps are too few to name a late rank: a clause that says so, and how many steps would
+    #: suffice. Else empty.
     few_steps: str = ""
-    #: If the rank was late in one series of steps and in no others: clause on these. Else empty.
+    #: If the rank was late in one series of steps only: a clause on this series. Else empty.
     one_series: str = ""
 
 
@@ -167,7 +167,7 @@ class Evidence:
     most_waited_for: MostWaitedFor = MostWaitedFor()
 
     def lacking(self, figure: Figure) -> str:
-        """Returns what a figure lacks, as a clause without a full stop; empty if supported."""
+        """Returns what the recordings lack for a figure, as a clause; empty if it is supported."""
         for need in _NEEDS[figure]:
             if said := need(self):
                 return said
@@ -184,7 +184,10 @@ class Evidence:
 
     @property
     def stands_out(self) -> str:
-        """Clause on the rank that caused most waiting, if no test names it; empty if none did."""
+        """Clause on the rank that caused most waiting; empty if its share is below ``_STANDS_OUT``.
+
+        Only for use if no test names this rank as late.
+        """
         most = self.most_waited_for
         if not most.share >= _STANDS_OUT:
             return ""
@@ -312,8 +315,9 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
 def _lacking_calls(seen: MeasuredWorld) -> tuple[int, float]:
     """Returns ``LostRecords.poorest_rank`` and ``calls_share``, over the measured steps.
 
-    In a job with smaller groups, only the collectives of all ranks are compared, and only of ranks
-    whose groups were recorded: the ranks of the other groups may differ.
+    In a job with groups smaller than the world, only collectives in which all ranks take part are
+    compared, and only between ranks whose groups were recorded: in smaller groups, ranks may
+    rightly make different numbers of calls.
     """
     if len(seen.traces) < 2 or not any(trace.is_foreign for trace in seen.recorded):
         return -1, 0.0
@@ -402,7 +406,11 @@ def _no_device_times(of: Evidence) -> str:
 
 
 def _a_rank_untimed(of: Evidence) -> str:
-    return "" if of.device_timing.on_all_ranks else "no device event timed a rank's collectives"
+    return (
+        ""
+        if of.device_timing.on_all_ranks
+        else "a rank has collectives on a device, but no device event timed any of them"
+    )
 
 
 def _lost_records(of: Evidence) -> str:

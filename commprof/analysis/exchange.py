@@ -87,7 +87,7 @@ class SmallCalls:
             numbers = (f"{n:.0f}" if n >= 0.5 else "less than 1" for n in self.ops.values())
             each = [f"{number} {op}" for number, op in zip(numbers, self.ops, strict=True)]
             calls, where = f"{listed(each)} calls", f", {self.op}{where}" if where else ""
-        return f"{calls} per step of {in_bytes(self.mean_bytes)} on average{where}"
+        return f"{calls} per step ({in_bytes(self.mean_bytes)} on average){where}"
 
 
 def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
@@ -107,11 +107,11 @@ def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
 def _held_by(
     rows: Sequence[CollectiveRow], least: int, world: WorldResult, of_buckets: bool
 ) -> SmallCalls | None:
-    """Returns the calls of ``rows`` if they hold much exposed time and are ``least`` per step."""
+    """Returns the calls of ``rows`` if they hold much exposed time, at least ``least`` per step."""
     calls, exposed = sum(row.calls for row in rows), world.parts.exposed_ms
     if calls == 0 or not exposed > 0:
         return None
-    # The ``calls_per_step`` of a row is a mean over the ranks that made its calls only.
+    # The ``calls_per_step`` of a row is a mean over only those ranks that made its calls.
     steps = len(world.ranks) * world.communication.call_steps
     number = calls / steps
     share = sum(row.times.exposed_ms for row in rows) / exposed

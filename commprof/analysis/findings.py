@@ -140,8 +140,8 @@ def _sampled(world: WorldResult) -> Iterator[RunFinding]:
             "Steps, their parts, waiting, the late rank and changes of speed are of "
             f"{measured:,} of {measured + recording.left_out_steps:,} measured steps, in stretches "
             f"that are spread evenly over the run: a step takes {in_ms(world.timing.step_mean_ms)} "
-            f"in these in the mean, and {in_ms(recording.mean_of_all_ms)} in all. Mismatched calls "
-            "were looked for in all steps."
+            f"on average in these stretches, and {in_ms(recording.mean_of_all_ms)} in all steps. "
+            "Mismatched calls were looked for in all steps."
         )
     yield RunFinding(
         "sampled_steps",
@@ -152,8 +152,8 @@ def _sampled(world: WorldResult) -> Iterator[RunFinding]:
             "mean_of_all_ms": recording.mean_of_all_ms,
         },
         "",
-        f"The run at {_ranks(world)} is long: tables of collectives, gains and causes are of a "
-        f"sample, steps {said} of {counted(measured + recording.left_out_steps, 'measured step')} "
+        f"The run at {_ranks(world)} is long: tables of collectives, gains and causes come from a "
+        f"sample: steps {said} of {counted(measured + recording.left_out_steps, 'measured step')} "
         f"(--all-calls takes all). {rest}",
     )
 

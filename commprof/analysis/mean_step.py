@@ -1,7 +1,7 @@
 """The mean step of one world size and its parts, without steps that stalled.
 
-A step that hung for seconds can dominate a mean. Such a step shows a single event, and not the
-usual bound of a step. So it is left out of the mean step, and reported separately.
+A step that hung for seconds can dominate a mean. Such a step tells of a single event, and not of
+what usually bounds a step. So it is left out of the mean step, and reported separately.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from commprof.analysis.detail import WorldDetail
 from commprof.analysis.step.breakdown import Floats
 from commprof.analysis.step.stalls import stalled
 
-#: Parts that add up to the step; communication is exposed communication.
+#: Parts that add up to the step; "communication" is its exposed part only.
 PARTS = ("compute", "communication", "data", "optimizer", "other")
 #: Parts of the step of a device whose kernels were recorded; compute includes kernels of no known
 #: phase.

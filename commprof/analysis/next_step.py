@@ -28,8 +28,8 @@ from commprof.analysis.world import WorldResult
 from commprof.text import in_bytes, listed
 from commprof.units import ns_to_ms
 
-#: Causes that explain why a rank is late: their fix saves the waiting for this rank, so they come
-#: first even if the waiting is larger than what their fix is computed to save.
+#: Causes that explain why a rank is late. The fix of such a cause saves the waiting for this rank.
+#: So the cause comes first even if this waiting is longer than the computed saving by the fix.
 _OF_THE_LATE_RANK = (
     "late-loading",
     "batches-from-one-rank",
@@ -59,7 +59,7 @@ _MACHINES = ("--nnodes", "--node-rank", "--rdzv-endpoint")
 
 @dataclass(frozen=True)
 class NextStep:
-    """First action to take on a run, based on measured shares, never on expected gains."""
+    """First action to take on a run, from measured shares of the step and savings by fixes."""
 
     #: One or two sentences; empty if there is no advice.
     advice: str
@@ -214,7 +214,8 @@ def _longest(world: WorldResult) -> str:
     row = world.communication.collectives[0]
     phase = row.phases[0][0] if row.phases else "other"
     outside = " outside of all phases" if phase == "other" else f" in {phase}"
-    if world.recording.foreign and phase == "other":  # a recording may lack this phase
+    # Another tool's recording may lack the phase in which the call was issued.
+    if world.recording.foreign and phase == "other":
         outside = ""
     op = "kernels of an unknown operation" if row.kind.op == "other" else row.kind.op
     size = f" of {in_bytes(row.total_bytes / row.calls)}" if row.kind.sizes_known else ""

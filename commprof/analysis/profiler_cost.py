@@ -21,9 +21,9 @@ class ProfilerCost(FieldGroup):
     """Cost of commprof's own recording at one world size."""
 
     overhead: Overhead | None
-    #: Median number of records per step of rank 0.
+    #: Number of records per step of the first recorded rank; median over the measured steps.
     records_per_step: float
-    #: Cost of one record, measured in rank 0 at the end of the run.
+    #: Cost of one record, measured in the same rank at the end of the run.
     record_cost_ns: float
     #: Steps after training that measure commprof's cost: label (see ``overhead.Samples``), wall
     #: time of the slowest rank and CPU time of all ranks' training threads, in ns; the CPU time is

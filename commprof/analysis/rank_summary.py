@@ -121,7 +121,7 @@ def rank_summary(
         run: the ranks' recordings.
         rank: global rank.
         steps: numbers of the steps.
-        wall_ns: their time.
+        wall_ns: sum of the wall times of these steps.
         parts: the mean step.
         samples: number of samples that the rank read, if the training loop recorded none.
         kernels: None if the trace holds no kernels.
@@ -164,7 +164,7 @@ def _bytes(result: Mapping[str, Any] | None, key: str) -> float:
 
 
 def step_parts(of_ranks: Sequence[Breakdown]) -> list[StepParts]:
-    """Computes the mean step of each rank; all have the same steps."""
+    """Computes the mean step of each rank; all ranks have the same steps."""
     parts = RankParts.of(of_ranks)
     if not len(parts.step):
         return [StepParts(**{field.name: math.nan for field in fields(StepParts)})] * len(parts)
@@ -172,7 +172,7 @@ def step_parts(of_ranks: Sequence[Breakdown]) -> list[StepParts]:
 
     def mean_ms(name: str) -> list[float]:
         means = (stacked(name).mean(axis=1) / NS_PER_MS).tolist()
-        # all NaNs are made one object
+        # math.nan for every NaN: all are one object
         return [math.nan if math.isnan(mean) else mean for mean in means]
 
     exposed = stacked("exposed")

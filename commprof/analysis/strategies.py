@@ -67,7 +67,7 @@ def strategy_rows(results: Sequence[RunResult]) -> tuple[StrategyRow, ...]:
         for result in results
         for world, scale in zip(result.worlds, result.scaling, strict=True)
     ]
-    return tuple(sorted(rows, key=lambda row: row.world_size))  # sorted() keeps the order
+    return tuple(sorted(rows, key=lambda row: row.world_size))  # stable sort
 
 
 def _row(

@@ -59,7 +59,7 @@ Floats = npt.NDArray[np.float64]
 _MOST = 0.5
 
 
-#: Ranks are named as slower only if the waiting of at least so many intervals is known.
+#: Ranks are named as slower only if the waiting of at least this many intervals is known.
 _FEWEST_BLOCKS = 8
 
 
@@ -168,9 +168,9 @@ def late_rank_of(
     half of the rank's total excess of time, see :func:`_slow_phase`, or the excess is less than
     half of the waiting.
 
-    If no rank is found, waiting is traced through ranks that waited themselves to the rank where it
-    began (see :mod:`commprof.analysis.late.passed_on`), and the search is repeated with this
-    waiting.
+    If no rank is found, waiting for a rank that came late because it waited itself is counted for
+    the rank that caused this (see :mod:`commprof.analysis.late.passed_on`), and the search is
+    repeated.
     """
     steps = min((part.fewest_steps for part in parts), default=0)
     comparable = [part for part in parts if clocks_shared or _comparable(part.summary)]
@@ -182,7 +182,7 @@ def late_rank_of(
     )
     step_ns = quantile_ns(merged_histogram(part.summary.steps for part in parts), 0.5)
     error_ns = _clock_error_ns(parts)
-    # find_late_rank works per row, and a row holds this many steps.
+    # find_late_rank takes a row for one step; here a row is a block of this many steps.
     per_row = steps / max(1, len(waited_for))
 
     def with_cause(waited_for_ns: Floats, by_waiting_ns: Floats) -> SummaryLateRank | None:

@@ -27,7 +27,7 @@ class SummaryLateRank:
     """The rank that the others wait for, found from summaries alone."""
 
     rank: int
-    #: Mean waiting that this rank caused, per step and waiting rank.
+    #: Time per step for which one waiting rank waits for this rank, on average.
     wait_ms: float
     #: Fraction of all waiting.
     share: float
@@ -41,7 +41,7 @@ class SummaryLateRank:
     phase_share: float
     #: As ``stragglers.LateRank.waiting_ranks``.
     waiting_ranks: int = 0
-    #: Ranks that came late because they waited for this rank, so that others waited for them.
+    #: Other ranks that are waited for, mostly because they waited for this rank themselves.
     through: tuple[int, ...] = ()
 
 
@@ -114,17 +114,17 @@ class SummaryTiming(FieldGroup):
     other_ms: float
     step_ms: float
     exposed_p95_ms: float
-    #: Mean exposed time before the deciding rank's arrival, over the steps for which the arrival is
-    #: known; the next field is the mean exposed time after it. NaN without such steps.
+    #: Mean exposed time before the arrival that ended the waiting, over the steps for which this
+    #: arrival is known; the next field is the mean exposed time after it. NaN without such steps.
     exposed_wait_ms: float
     exposed_transfer_ms: float
-    #: Number of steps whose deciding arrival is not known.
+    #: Number of steps for which the arrival that ended the waiting is not known.
     unsplit_steps: int
 
 
 @dataclass(frozen=True)
 class SummaryArrivals(FieldGroup):
-    """How many collectives' last arrivals the ranks know."""
+    """For how many collectives the ranks know the last arrival."""
 
     #: Number of collectives whose last arrival is not known.
     arrivals_unknown: int

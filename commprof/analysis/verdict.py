@@ -68,7 +68,7 @@ _DEVICE_WORDS = {
     "copies": "copies to, from and within the GPUs",
     "idle": "idle GPUs (no kernel and no copy ran)",
 }
-#: Names of the parts in a list of differences, if they differ from their keys.
+#: Names of parts in a list of differences, for the parts whose name differs from the key.
 _SHORT = {"transfer": "data transfer", "unsplit": "communication not attributed"}
 
 
@@ -199,7 +199,7 @@ def _binding(world: WorldResult, step: MeanStep) -> Binding:
 
 
 def _words(world: WorldResult, step: MeanStep) -> Mapping[str, str]:
-    """Returns words for a step's parts by key. They name a phase only if it is known."""
+    """Returns words for a step's parts, by key; a word names phases only if these are known."""
     if not step.is_of_device:
         other = _NO_PHASE if not world.evidence.supports(Figure.OTHER) else _WORDS["other"]
         return {**_WORDS, "other": other}
@@ -214,7 +214,7 @@ def _words(world: WorldResult, step: MeanStep) -> Mapping[str, str]:
 
 
 def _ranks(world: WorldResult) -> str:
-    """Returns the number of ranks as text, and of recorded ranks if others may be missing."""
+    """Returns the number of ranks as text; with the number of recorded ranks if fewer are."""
     ranks = counted(world.world_size, "rank")
     recorded_ranks = world.world_size - len(world.recording.missing_ranks)
     if not world.evidence.recorded.job_size:

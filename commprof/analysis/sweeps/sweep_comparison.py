@@ -201,6 +201,6 @@ def _cannot_tell(
 
 
 def _enough_rounds(rows: int) -> str:
-    """Clause on how many cycles of nccl-tests can show a difference, if not correlated."""
+    """Clause on how many cycles of nccl-tests can show a difference if cycles do not correlate."""
     rounds = next((n for n in range(2, 100) if least_p(n, n) * rows < SIGNIFICANCE), None)
     return "" if rounds is None else f", or with nccl-tests -N {rounds} or more"

@@ -177,7 +177,7 @@ def _skip(text: str, position: int) -> int:
     return match.end()
 
 
-#: Number of events that are moved at once.
+#: Number of events that are moved at a time.
 _CHUNK = 4096
 #: Process ids of the ranks are below this number; processes of merged traces get ids from this
 #: number on.

@@ -232,7 +232,7 @@ def test_calls_too_small_to_compress_get_no_trial() -> None:
     found = next_step(run(), of, step, dict.fromkeys(PARTS, ""), exchange(of, step))
     assert found == NextStep(
         "First look at the small calls: join them, or make them in fewer steps. 67% of the exposed "
-        "time is in 5 all_gather calls per step of 8 bytes on average at train.py:12 loop. Neither "
+        "time is in 5 all_gather calls per step (8 bytes on average) at train.py:12 loop. Neither "
         "compression nor other buckets would shorten them.",
         "",
     )
@@ -248,7 +248,7 @@ def test_a_line_is_named_for_no_more_small_calls_than_it_issued() -> None:
     of = world(2, collectives=(*rows, LARGE))
     small = exchange(of, mean_step(detail(2, backward=50, transfer=30))).small_calls
     assert small is not None
-    assert small.name.endswith(" on average, 67% of them at model.py:5 forward")
+    assert small.name.endswith(" on average), 67% of them at model.py:5 forward")
 
 
 def test_small_calls_of_several_operations_are_named_with_all_of_them() -> None:
@@ -270,7 +270,7 @@ def test_small_calls_of_several_operations_are_named_with_all_of_them() -> None:
     assert dict(small.ops) == {"send": 80 / steps, "recv": 80 / steps, "all_reduce": 100 / steps}
     number = f"{80 / steps:.0f}"
     assert small.name.startswith(f"{number} send, {number} recv and {100 / steps:.0f} all_reduce")
-    assert small.name.endswith("on average, send at pipe.py:7 step")
+    assert small.name.endswith("on average), send at pipe.py:7 step")
     advice = next_step(run(), of, step, dict.fromkeys(PARTS, ""), exchange(of, step)).advice
     assert "send fewer and larger messages" in advice
     assert "join" not in advice
