@@ -349,7 +349,7 @@ def _dump(rank: int, value: Any, entries_of: _Entries) -> Dump:
         of_library=of_library,
         # If the first record's id is above 0, earlier records were dropped.
         since_ns=min((entry.created_ns for entry in entries), default=0) if first > 0 else 0,
-        whole=bool(records) and {*records} == {*range(len(records))},
+        whole=bool(records) and first == 0 and max(records) == len(records) - 1,
         unnamed=frozenset(about.pg_id for about in descriptions if not about.names_group),
     )
 

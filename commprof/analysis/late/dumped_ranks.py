@@ -121,7 +121,7 @@ def _standing(
         name: seq + 1 for name, seq in dump.last_enqueued.items() if name not in with_messages
     }
     issued = sorted(dump.entries, key=lambda entry: entry.created_ns)[-MOST_RECENT:]
-    launches = _launches(dump.entries)
+    launches = _Launches(dump.entries)
     for number, entry in enumerate(dump.entries):
         seq = entry.seq
         is_pending = entry.state in ("scheduled", "started")
@@ -144,7 +144,7 @@ def _standing(
                 in_backward=False,
                 started=entry.state == "started" if knows_starts else None,
                 path=entry.path,
-                launch=launches.get(number),
+                launch=launches.of(entry, number),
             )
     return DumpedRank(
         dump.rank,
@@ -161,21 +161,25 @@ def _standing(
     )
 
 
-def _launches(entries: Sequence[Entry]) -> dict[int, Launch]:
-    """Returns the launches of pending operations that run in the order of issue, by entry.
+class _Launches:
+    """Finds the launches of a rank's pending operations that run in the order of issue.
 
     NCCL runs the collectives and the batches of messages of a group one after the other, and so the
     single messages of two ranks.
     """
-    sizes = Counter((entry.group, entry.seq) for entry in entries if entry.is_message)
-    launches: dict[int, Launch] = {}
-    numbers: dict[tuple[str, bool, int], int] = {}
-    for index, entry in enumerate(entries):
-        if entry.backend not in IN_ORDER or entry.state not in ("scheduled", "started"):
-            continue
-        number = numbers.setdefault((entry.group, entry.is_message, entry.seq), index)
-        of_several = entry.is_message and sizes[entry.group, entry.seq] > 1
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        """Counts the messages of each batch."""
+        self._sizes = Counter((entry.group, entry.seq) for entry in entries if entry.is_message)
+        self._numbers: dict[tuple[str, bool, int], int] = {}
+
+    def of(self, entry: Entry, index: int) -> Launch | None:
+        """Returns the launch of a pending entry; ``index`` is its place among the entries."""
+        if entry.backend not in IN_ORDER:
+            return None
+        key = entry.group, entry.is_message, entry.seq
+        number = self._numbers.setdefault(key, index)
+        of_several = entry.is_message and self._sizes[entry.group, entry.seq] > 1
         is_single = entry.is_message and not of_several
         queue = f"{entry.group} with {entry.peer}" if is_single else entry.group
-        launches[index] = Launch(queue, number, of_several)
-    return launches
+        return Launch(queue, number, of_several)
