@@ -14,7 +14,13 @@ from dataclasses import dataclass, replace
 
 from commprof.analysis.collectives.mismatches import Mismatch
 from commprof.analysis.late.circles import Circle
-from commprof.analysis.late.standing import PendingOperation, Waits, Words
+from commprof.analysis.late.standing import (
+    COUNTERPART,
+    IN_ORDER,
+    PendingOperation,
+    Waits,
+    Words,
+)
 from commprof.analysis.late.standstill import (
     Accused,
     Cause,
@@ -92,6 +98,8 @@ class Hang:
     circle: Circle | None = None
     #: An all-to-all at which all ranks arrived, if they do not send what they expect.
     unfit: Unfit | None = None
+    #: If all ranks arrived: what in the script, unseen in records, may be the cause; else empty.
+    unseen_cause: str = ""
     #: Ranks with their current file and line: "now at train.py:7", as far as known.
     lines: tuple[tuple[int, str], ...] = ()
 
@@ -176,9 +184,7 @@ class Hang:
         if self.kind == "transfer" and self.unfit is not None:
             return f"all ranks arrived at {asked}: {self.unfit.sentence}"
         if self.kind == "transfer":
-            or_else = ""
-            if family(self.operation.op) in UNEVEN:
-                or_else = ", or sizes that ranks send to each other do not fit"
+            or_else = f", or {self.unseen_cause}" if self.unseen_cause else ""
             return (
                 f"all ranks arrived at {asked}, but the network or backend does not complete it"
                 f"{or_else}"
@@ -249,7 +255,23 @@ def find_hang(
     hang = _described(kind, accused, states, edges, processes, now_ns, mismatch)
     circle = cause.circle if kind == "circle" else None
     unfit = cause.unfit if kind == "transfer" else None
-    return replace(hang, unseen=tuple(unseen), waited_s=waited_s, circle=circle, unfit=unfit)
+    hang = replace(hang, unseen=tuple(unseen), waited_s=waited_s, circle=circle, unfit=unfit)
+    if kind != "transfer" or hang.operation is None:
+        return hang
+    return replace(hang, unseen_cause=_unseen_cause(hang.operation, states))
+
+
+def _unseen_cause(operation: PendingOperation, states: Sequence[FollowedRank]) -> str:
+    """Says what an operation may lack, other than a rank, that the records do not hold."""
+    if family(operation.op) in UNEVEN:
+        return "sizes that ranks send to each other do not fit"
+    groups = [state.groups[operation.group] for state in states if operation.group in state.groups]
+    backends = {group.backend for group in groups}
+    if operation.op in COUNTERPART and backends == {"gloo"}:
+        return "its send and recv have different tags"
+    if operation.op in COUNTERPART and backends and backends <= {*IN_ORDER}:
+        return "ranks that send to each other do so before they receive"
+    return ""
 
 
 def _known_to_pend(state: FollowedRank, edges: Mapping[int, Waits]) -> list[PendingOperation]:

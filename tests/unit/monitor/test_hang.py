@@ -159,6 +159,28 @@ def test_an_exchange_whose_sizes_do_not_fit_is_not_called_a_stuck_network(
     assert hang.sentence.endswith(words)
 
 
+@pytest.mark.parametrize(
+    ("backend", "or_else"),
+    [
+        ("gloo", ", or its send and recv have different tags"),
+        ("nccl", ", or ranks that send to each other do so before they receive"),
+        ("ucc", ""),
+    ],
+)
+def test_a_message_at_which_both_ranks_arrived_may_hang_by_the_script(
+    backend: str, or_else: str
+) -> None:
+    states = []
+    for rank, op in enumerate(("send", "recv")):
+        made = rank_in_backward(rank, 0)
+        made.collective(0, 120 * MS, 0, op=op, aux=1 - rank)
+        states.append(state(made, Group(1, "0", "", backend, rank, 2)))
+    hang = found(*states)
+    assert hang is not None
+    assert (hang.kind, hang.accused) == ("transfer", ())
+    assert hang.sentence.endswith(f"but the network or backend does not complete it{or_else}")
+
+
 def test_a_rank_that_lacks_a_message_s_other_part_is_not_said_to_miss_its_own() -> None:
     ranks = [rank_in_backward(rank, 0) for rank in range(WORLD)]
     ranks[0].collective(0, 120 * MS, 0, op="send", aux=1)
