@@ -17,6 +17,9 @@ from commprof.trace.schema import Kind
 #: Largest number of collectives of a rank that are kept: a mismatch is searched for as soon as it
 #: is recorded.
 _MOST_KEPT = 512
+#: Lines of about this many calls of all ranks are looked up for a mismatch, but of at least so many
+#: collectives.
+_MOST_LOOKED_UP, _LEAST_LOOKED_UP = 1 << 14, 32
 
 
 class IssueLines:
@@ -27,6 +30,8 @@ class IssueLines:
         #: By rank: group, sequence number in the group, and id of the stack.
         self._latest: dict[int, deque[tuple[str, int, int]]] = {}
         self._feeds: dict[int, RankFeed] = {}
+        #: Result of ``call_path`` by rank and id of the stack.
+        self._paths: dict[tuple[int, int], str] = {}
 
     def take(self, feed: RankFeed) -> None:
         """Adds the records that the last look found."""
@@ -46,17 +51,23 @@ class IssueLines:
         """Returns the lines that issued a group's collectives up to ``seq``, by number and rank.
 
         Each with the lines that called it, see ``call_path``. Of earlier collectives, only those
-        are returned whose lines are known on all of ``ranks``.
+        are returned whose lines are known on all of ``ranks``, and the fewer the more ranks there
+        are.
         """
+        first = seq - max(_LEAST_LOOKED_UP, _MOST_LOOKED_UP // len(ranks))
         paths: dict[int, dict[int, str]] = {}
         for rank in ranks:
-            stacks = self._feeds[rank].stacks if rank in self._feeds else {}
             for name, number, stack in self._latest.get(rank, ()):
-                path = call_path(stacks.get(stack, ())) if name == group and number <= seq else ""
-                if path:
+                if name == group and first <= number <= seq and (path := self._path(rank, stack)):
                     paths.setdefault(number, {})[rank] = path
         return {
             number: by_rank
             for number, by_rank in paths.items()
             if number == seq or len(by_rank) == len(ranks)
         }
+
+    def _path(self, rank: int, stack: int) -> str:
+        frames = self._feeds[rank].stacks.get(stack, ())
+        if frames and (rank, stack) not in self._paths:
+            self._paths[rank, stack] = call_path(frames)
+        return self._paths[rank, stack] if frames else ""
