@@ -29,7 +29,7 @@ def _first_calls(calls: RankCalls) -> Mask:
     np.maximum.at(most, number, calls.step)
     chosen = first[(least == most) & (least >= 0)]
     named = [calls.trace.groups.get(group) for group in table.group[chosen].tolist()]
-    names = [group.name for group in named if group is not None and group.name.isdecimal()]
+    names = [group.name for group in named if group is not None and _is_count(group.name)]
     # c10d numbers groups in the order in which they are made. If their first calls come in another
     # order, the groups were not made for these steps.
     order = np.argsort(table.issue_ns[chosen], kind="stable")
@@ -39,6 +39,11 @@ def _first_calls(calls: RankCalls) -> Mask:
             return mask
     mask[chosen] = True
     return mask
+
+
+def _is_count(name: str) -> bool:
+    """True for c10d's numbers; NCCL's hashes of 64 bits may be decimal, too."""
+    return name.isdecimal() and len(name) < 19
 
 
 def _before_ns(calls: RankCalls, mask: Mask) -> float:

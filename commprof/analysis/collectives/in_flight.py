@@ -188,9 +188,9 @@ def _kinds(seen: MeasuredWorld) -> tuple[Ints, tuple[CallKind, ...]]:
         joined(tables, name) for name in ("op", "dtype", "bytes_in", "bytes_out")
     )
     keys = (op, matching.group, dtype, kept_once(sizes_bytes(op, bytes_in, bytes_out, sizes)))
-    kind, first = distinct_rows(*keys)
+    row, first = distinct_rows(*keys)
     dtypes = traces[0].metadata["dtypes"]
-    return kind, tuple(
+    kind_of_row = [
         CallKind(
             op=OPS[code] if code < len(OPS) else "",
             group=matching.groups[group].name if group >= 0 else "",
@@ -200,7 +200,11 @@ def _kinds(seen: MeasuredWorld) -> tuple[Ints, tuple[CallKind, ...]]:
         for code, group, type_code, bytes_ in zip(
             *(key[first].tolist() for key in keys), strict=True
         )
-    )
+    ]
+    # Groups of several ranks, and types of empty messages, may have one name.
+    number = {kind: index for index, kind in enumerate(dict.fromkeys(kind_of_row))}
+    number_of_row = np.array([number[kind] for kind in kind_of_row], dtype=np.int64)
+    return number_of_row[row], tuple(number)
 
 
 def _flight_parts(seen: MeasuredWorld, matching: Matching, issue: Ints) -> tuple[Ints, ...]:

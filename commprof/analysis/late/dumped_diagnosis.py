@@ -130,10 +130,10 @@ class Diagnosis:
                 "pending messages"
             )
         if self.kind == "members":
-            pending = self.oldest or [f"group {one.group!r}" for one in self.groups]
+            waiting_in = self.oldest or [f"group {one.group!r}" for one in self.groups]
             return (
-                f"Ranks wait in {listed(pending)}; which ranks belong to "
-                f"{'this group' if len(pending) == 1 else 'these groups'} is not in the dumps, "
+                f"Ranks wait in {listed(waiting_in)}; which ranks belong to "
+                f"{'this group' if len(waiting_in) == 1 else 'these groups'} is not in the dumps, "
                 "so whether a rank did not arrive, and which, cannot be told"
             )
         if self.kind == "arrived":

@@ -18,6 +18,7 @@ from commprof.commands import main
 from commprof.report.comparison import table as comparison_table
 from commprof.trace.schema import BlockType
 from tests.support.builders import trace_bytes
+from tests.support.builders.profiler_traces import all_reduce, annotation, document, write
 from tests.support.builders.results import context, detail, run_result, world
 from tests.support.builders.run_directories import HOSTILE, ranks_of, write_run, write_strategies
 from tests.support.builders.traces import MS, summary
@@ -237,6 +238,28 @@ def test_sizes_with_the_same_rounded_name_have_separate_rows(tmp_path: Path) -> 
         ("all_gather 14,160,384 B group 0", 2.0, 2.0),
         ("all_gather 14,158,848 B group 0", 1.0, 1.0),
     ]
+
+
+def test_empty_messages_of_several_types_are_one_kind_of_call(tmp_path: Path) -> None:
+    """Steps with calls of 0.1 and 0.2 ms without elements, and one of 0.3 ms with 1000."""
+    events = []
+    for step in range(6):
+        at = 5e9 + 1000 * step
+        calls = [
+            all_reduce(at + begin, at + end, seq=3 * step + place, elements=elements)
+            for place, (begin, end, elements) in enumerate(
+                [(100, 200, 0), (300, 500, 0), (600, 900, 1000)]
+            )
+        ]
+        calls[1]["args"]["dtype"] = "BFloat16"
+        events += [annotation(f"ProfilerStep#{step}", at, at + 1000), *calls]
+    write(tmp_path, [document(events, rank) for rank in range(2)])
+    run = analyse_in_detail(tmp_path)
+    (only,) = compare_runs(("a", "b"), run, run).worlds
+    found = {each.name: (each.a_ms, each.b_ms) for each in only.collectives}
+    named = "all_reduce Float 0.004 MB group 0"
+    assert found.pop(named) == pytest.approx((0.3, 0.3))
+    assert list(found.values()) == [pytest.approx((0.15, 0.15))]
 
 
 def test_a_kind_of_call_that_is_long_in_one_run_has_figures_of_both(

@@ -22,6 +22,7 @@ from tests.support.builders.profiler_traces import (
     document,
     kernel,
     rank_events,
+    write,
 )
 
 Change = Callable[[list[Event]], list[Event]]
@@ -455,3 +456,14 @@ def test_named_ranges_give_the_phases_of_kernels(tmp_path: Path, name: str, phas
     path = tmp_path / "rank0.json"
     path.write_text(document([*events, all_reduce(50, 60, seq=1)], 0))
     assert phases_us(path) == {phase: 10}
+
+
+def test_a_group_may_have_a_hash_as_its_number(tmp_path: Path) -> None:
+    """NCCL names a communicator by 64 bits, which c10d's counter of groups never reaches."""
+    ranks = [rank_events(rank) for rank in range(2)]
+    for events in ranks:
+        (*_, last) = (one for one in events if "args" in one and "Seq" in one["args"])
+        last["args"]["Process Group Name"] = str(2**64 - 1)
+    folder = write(tmp_path / "job", [document(events, rank) for rank, events in enumerate(ranks)])
+    rows = world_of(folder).communication.collectives
+    assert {row.kind.group for row in rows} == {"0", str(2**64 - 1)}
