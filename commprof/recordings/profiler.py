@@ -46,6 +46,7 @@ from commprof.trace.lookup import distinct, row_containing
 from commprof.trace.operations import UNEVEN
 from commprof.trace.reader import TORCH_PROFILER, Trace
 from commprof.trace.schema import NO_SEQ
+from commprof.units import FIRST_DATE_NS
 
 Ints = npt.NDArray[np.int64]
 
@@ -587,6 +588,9 @@ def _name_of(path: Path) -> str:
 
 
 def _date(realtime_ns: int) -> str:
+    """Returns the date; "unknown" if the times do not count from 1970, but from a host's start."""
+    if realtime_ns < FIRST_DATE_NS:
+        return "unknown"
     try:
         return datetime.fromtimestamp(realtime_ns / 1e9, timezone.utc).isoformat(timespec="seconds")
     except (OverflowError, ValueError, OSError):

@@ -30,6 +30,7 @@ from commprof.files import checked, read_bytes
 from commprof.trace.columns import Ints
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
+from commprof.units import FIRST_DATE_NS
 
 HANG_SCHEMA_VERSION = 1
 #: The figure that the recordings must support, for each kind of anomaly.
@@ -253,7 +254,10 @@ def find_incidents(
 
 
 def _wall_clock(trace: Trace, time_ns: int) -> str:
+    """Returns the date and time; empty if they are not known."""
     clock: dict[str, Any] = trace.metadata["clock"]
+    if clock["realtime_ns"] < FIRST_DATE_NS:
+        return ""
     try:
         since = timedelta(microseconds=(time_ns - clock["monotonic_ns"]) / 1000)
         begun = datetime.fromtimestamp(clock["realtime_ns"] / 1e9, timezone.utc)

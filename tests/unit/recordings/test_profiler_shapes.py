@@ -467,3 +467,28 @@ def test_a_group_may_have_a_hash_as_its_number(tmp_path: Path) -> None:
     folder = write(tmp_path / "job", [document(events, rank) for rank, events in enumerate(ranks)])
     rows = world_of(folder).communication.collectives
     assert {row.kind.group for row in rows} == {"0", str(2**64 - 1)}
+
+
+@pytest.mark.parametrize(
+    ("base_ns", "date"),
+    [(0, "unknown"), (1_700_000_000 * 10**9, "2023-11-14T22:")],
+)
+def test_a_trace_whose_times_are_not_since_1970_has_no_date(
+    tmp_path: Path, base_ns: int, date: str
+) -> None:
+    """From step 60 on, steps take 2 ms in place of 1 ms."""
+    events, at = [], 0.0
+    for step in range(120):
+        length = (1000.0 if step < 60 else 2000.0) + step % 7
+        events += [
+            annotation(f"ProfilerStep#{step}", at, at + length),
+            kernel("gemm", at, at + length / 2),
+            all_reduce(at + length / 2, at + length - 100, seq=step),
+        ]
+        at += length
+    folder = write(tmp_path / "job", [document(events, 0, 1, baseTimeNanoseconds=base_ns)])
+    result, _ = analyse_in_detail(folder)
+    assert result.context["timestamp"].startswith(date)
+    times = [time for time, _ in result.incidents[0].anomalies]
+    assert times
+    assert all(time.startswith(date) if base_ns else not time for time in times)
