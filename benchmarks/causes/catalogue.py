@@ -72,6 +72,7 @@ JOBS = {
     "fsdp_small_units": "fsdp-small-units",
     "fsdp_every_pass": "fsdp-every-pass",
     "fsdp_every_pass_computing": "fsdp-every-pass",
+    "fsdp_gathers_each_pass": "fsdp-gathers-each-pass",
     "fsdp_gathers_twice": "fsdp-gathers-twice",
     "scalars_one_by_one": "scalars-one-by-one",
     "scalars_gathered": "scalars-one-by-one",

@@ -83,7 +83,7 @@ _FUNCTIONS: tuple[tuple[str, Any, str, Callable[..., bool]], ...] = (
 )
 #: The same for functions of modules that this module does not import, because most scripts do not
 #: use them: key, module, class ("" for a function of the module) and name. The first of two rows
-#: with one key is of FSDP2, the second of FSDP1.
+#: with one key is of FSDP2, the second of FSDP1, whose function of forward does more than gather.
 _LATER: tuple[tuple[str, str, str, str], ...] = (
     ("fsdp_reductions", f"{_FSDP}._fully_shard._fsdp_param_group", "", "foreach_reduce"),
     ("fsdp_reductions", f"{_FSDP}._runtime_utils", "", "_reduce_grad"),
@@ -92,6 +92,10 @@ _LATER: tuple[tuple[str, str, str, str], ...] = (
         *("FSDPParamGroup", "pre_backward"),
     ),
     ("fsdp_backward_gathers", f"{_FSDP}._runtime_utils", "", "_pre_backward_hook"),
+    (
+        *("fsdp_forward_gathers", f"{_FSDP}._fully_shard._fsdp_param_group"),
+        *("FSDPParamGroup", "pre_forward"),
+    ),
     ("full_tensors", "torch.distributed.tensor._api", "DTensor", "full_tensor"),
 )
 _traced = torch.compiler.is_dynamo_compiling

@@ -130,10 +130,12 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     # Times at which DDP searched the autograd graph for unused parameters.
     "ddp_searches": {"begin_ns": list[int], "end_ns": list[int]},
     # Begin and end of FSDP's reductions of gradients in backward, with the copies into and out of
-    # them and their collectives; 4,096 at most, as for the next two.
+    # them and their collectives; 4,096 at most, as for the next three.
     "fsdp_reductions": {"begin_ns": list[int], "end_ns": list[int]},
     # FSDP's preparation of a unit for backward: gathering it again if it was released.
     "fsdp_backward_gathers": {"begin_ns": list[int], "end_ns": list[int]},
+    # FSDP2's preparation of a unit for forward: gathering it if it was released.
+    "fsdp_forward_gathers": {"begin_ns": list[int], "end_ns": list[int]},
     # Calls of DTensor.full_tensor, which gathers the shards of a tensor.
     "full_tensors": {"begin_ns": list[int], "end_ns": list[int]},
     # Times at which torch pickled Python objects for a collective, 4,096 at most; objects that

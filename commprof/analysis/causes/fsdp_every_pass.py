@@ -24,6 +24,7 @@ _FIX_OF_FSDP1 = (
     "    with contextlib.nullcontext() if last else YOUR_MODEL.no_sync():\n"
     "        YOUR_LOSS(YOUR_MODEL(batch)).backward()"
 )
+_SETTER = "set_requires_gradient_sync"
 #: At least this fraction of the updates must have the same number of passes before them.
 _USUAL = 0.9
 
@@ -103,7 +104,9 @@ CAUSE = CatalogueCause(
         "FSDP2 reduces them after each backward pass unless it is told not to. Without the "
         "reductions each rank keeps unsharded gradients until the last pass, which takes the "
         "memory of the whole model's gradients. `no_sync()`, which DDP and FSDP1 have, does "
-        "nothing here. Where the memory does not suffice, the reductions have to stay."
+        "nothing here. Where the memory does not suffice, the reductions have to stay; under HSDP "
+        "`set_requires_all_reduce(last)` spares at least those between the replicas, which takes "
+        "no memory."
     ),
     gain_note=(
         "The steps are replayed without these reductions, and without FSDP's copies of gradients "
@@ -113,11 +116,11 @@ CAUSE = CatalogueCause(
     fix=(
         "for i, batch in enumerate(YOUR_MICRO_BATCHES):\n"
         "    last = i == len(YOUR_MICRO_BATCHES) - 1\n"
-        "    YOUR_MODEL.set_requires_gradient_sync(last)\n"
+        f"    YOUR_MODEL.{_SETTER}(last)\n"
         "    YOUR_LOSS(YOUR_MODEL(batch)).backward()"
     ),
     edit=lambda facts, _: last_pass_only(
-        facts.script, sharded_model(facts.script), setter=not is_flat(facts)
+        facts.script, sharded_model(facts.script), "" if is_flat(facts) else _SETTER
     ),
     fix_of_fsdp1=_FIX_OF_FSDP1,
     source="https://github.com/NVIDIA/cosmos-framework/issues/161",

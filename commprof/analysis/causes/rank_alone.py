@@ -174,10 +174,11 @@ _FIX = (
     "torch.distributed.all_reduce(total)"
 )
 _FIX_OF_PREPARING = (
-    "rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()\n"
-    "part = YOUR_ITEMS[rank::ranks]  # each rank evaluates, or prepares, a part\n"
-    "# sums of an evaluation: torch.distributed.all_reduce(YOUR_SUMS)\n"
-    "# what all ranks need alike, as an order of samples: each draws it from one seed\n"
+    "import torch.distributed as dist\n\n"
+    "# each rank evaluates, or prepares, a part\n"
+    "part = YOUR_ITEMS[dist.get_rank() :: dist.get_world_size()]\n"
+    "# sums of an evaluation: dist.all_reduce(YOUR_SUMS)\n"
+    "# what all ranks need alike, as an order: each rank draws it from one seed\n"
     "generator = torch.Generator().manual_seed(YOUR_SEED + YOUR_EPOCH)\n"
     "# a log: every 1000 steps, or from a thread"
 )

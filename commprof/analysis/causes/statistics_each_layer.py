@@ -32,8 +32,8 @@ _WITHOUT_GRADIENT = (
     "those of codebooks, one call after backward does."
 )
 _FIX_OF_BUFFERS = (
-    "# what only later steps use (codebooks, running sums, delayed scales of FP8): keep\n"
-    "# this step's sums, and exchange those of all layers at once after backward\n"
+    "# what only later steps use (codebooks, running sums, FP8 scales): keep this\n"
+    "# step's sums, and exchange those of all layers at once after backward\n"
     "sums = YOUR_SUMS_OF_ALL_LAYERS\n"
     "flat = torch.cat([tensor.reshape(-1) for tensor in sums])\n"
     "torch.distributed.all_reduce(flat)\n"

@@ -164,23 +164,29 @@ class Script:
         reduce: bool = True,
         copy_ms: float = 0.0,
         noted_ms: float = 0.0,
+        anew: bool = True,
+        forward_noted_ms: float = 0.0,
+        stack: tuple[str, ...] = (),
     ) -> None:
         """Forward and backward of FSDP2 over units of these bytes; each collective takes 1 ms.
 
         A unit computes for ``ms`` in forward, and for twice as long in backward. ``again``:
         backward copies for ``copy_ms`` and gathers each unit again; ``reduce``: it scatters the
         reduced gradients. ``noted_ms``: time of copies before and after each collective of
-        backward, which are noted.
+        backward, which are noted; ``forward_noted_ms``: of those of forward. ``anew``: forward
+        gathers each unit, from the frames of ``stack``.
         """
         ranks, begin, task = self.rank.world_size, self._now, self.passes
         self.passes += 1
 
         def gathered(size: int, graph_task: int = -1) -> None:
             sizes = {"bytes_in": size // ranks, "bytes_out": size, "graph_task": graph_task}
-            self.call("all_gather_into_tensor", size, **sizes)
+            self.call("all_gather_into_tensor", size, stack=stack, **sizes)
 
         for size in units:
-            gathered(size)
+            if anew:
+                with self.copying("fsdp_forward_gathers", forward_noted_ms):
+                    gathered(size)
             self.now_ms += ms
         self.rank.phase(Phase.FORWARD, begin, self._now)
         begin = self._now

@@ -207,7 +207,8 @@ def test_work_of_fsdp_is_noted_once_the_script_has_imported_it() -> None:
     finally:
         work.remove()
     model(torch.randn(8, 4)).sum().backward()  # is not noted any more
-    assert set(recorder.metadata) == {"fsdp_reductions", "fsdp_backward_gathers", "full_tensors"}
+    gathers = {"fsdp_forward_gathers", "fsdp_backward_gathers"}
+    assert set(recorder.metadata) == {"fsdp_reductions", "full_tensors", *gathers}
     for key, value in recorder.metadata.items():
         checked(value, MORE_METADATA[key], key)
     assert len(recorder.metadata["fsdp_reductions"]["begin_ns"]) == 4

@@ -19,13 +19,13 @@ from commprof.analysis.causes.edits.syntax import (
 )
 
 
-def last_pass_only(script: Script, model: str, setter: bool = False) -> str:
-    """Lets only the last pass of the loop over micro batches exchange gradients.
+def last_pass_only(script: Script, model: str, setter: str = "") -> str:
+    """Lets only the last pass of the loop over micro batches exchange gradients, or free weights.
 
     Args:
         script: the script.
         model: name of the wrapped model.
-        setter: True for FSDP2's ``set_requires_gradient_sync``, False for ``no_sync``.
+        setter: method of FSDP2 that is told whether this is the last pass; "" for ``no_sync``.
     """
     site = script.only("backward")
     if not model or site is None or (loop := site.loop) is None:
@@ -58,7 +58,7 @@ def last_pass_only(script: Script, model: str, setter: bool = False) -> str:
     return _until_update(source, loop, guard, site, model, setter)
 
 
-def _of_inner_loop(source: Source, loop: ast.For, model: str, setter: bool) -> str:
+def _of_inner_loop(source: Source, loop: ast.For, model: str, setter: str) -> str:
     target, values = source.segment(loop.target), source.segment(loop.iter)
     if isinstance(loop.target, ast.Tuple) and not target.startswith("("):
         target = f"({target})"
@@ -69,7 +69,7 @@ def _of_inner_loop(source: Source, loop: ast.For, model: str, setter: bool) -> s
     head = f"for {number}, {target} in enumerate({passes} := list({values})):"
     is_last = f"{number} == len({passes}) - 1"
     if setter:
-        sync = f"{indent_of(source, loop)}{model}.set_requires_gradient_sync({is_last})"
+        sync = f"{indent_of(source, loop)}{model}.{setter}({is_last})"
         return source.edit("in place of", first, last, f"{head}\n{sync}")
     indent = indent_of(source, loop)
     head = f"{_contextlib(source)}{head}\n{indent}{last_pass} = {is_last}"
@@ -109,7 +109,7 @@ def _names_sync(node: ast.With, source: Source) -> bool:
 
 
 def _until_update(
-    source: Source, loop: ast.For, guard: ast.If, site: Site, model: str, setter: bool
+    source: Source, loop: ast.For, guard: ast.If, site: Site, model: str, setter: str
 ) -> str:
     """Changes a loop that updates after some passes: only the pass before an update exchanges."""
     row = loop.body.index(guard)
@@ -126,7 +126,7 @@ def _until_update(
     test = source.segment(guard.test)
     first, last = before[0].lineno, before[-1].end_lineno or before[-1].lineno
     if setter:
-        sync = f"{model}.set_requires_gradient_sync(bool({test}))"
+        sync = f"{model}.{setter}(bool({test}))"
         return source.before(before[0], sync)
     if any(isinstance(node, ast.With) and _names_sync(node, source) for node in ast.walk(loop)):
         return ""

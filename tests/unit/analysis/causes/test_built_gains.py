@@ -206,6 +206,17 @@ def gathered(noted_ms: float, script: Script, step: int, fixed: bool) -> None:
     updated(script)
 
 
+def gathered_each_pass(noted_ms: float, script: Script, step: int, fixed: bool) -> None:
+    """Three micro batches that gather the model each, or once; with noted copies or without."""
+    script.rank.metadata["machine"]["memory_bytes"] = 8000 * MB
+    options = {"again": False, "forward_noted_ms": noted_ms, "stack": ("/job/train.py:20 train",)}
+    for micro in range(3):
+        anew, reduce = not fixed or micro == 0, micro == 2
+        ms = ms_of(script, step, micro, 1.0)
+        script.sharded([2 * MB] * 6, ms, anew=anew, reduce=reduce, **options)
+    updated(script)
+
+
 def garbage(script: Script, step: int, fixed: bool) -> None:
     if not fixed and step % 8 == 2 * script.rank.rank:
         begin = script.now_ms
@@ -505,6 +516,8 @@ BUILT: list[tuple[str, Body, dict[str, Any]]] = [
     ("fsdp-every-pass", partial(reduced, 0.4), {"models": 0}),
     ("fsdp-gathers-twice", partial(gathered, 0.0), {"models": 0}),
     ("fsdp-gathers-twice", partial(gathered, 0.4), {"models": 0}),
+    ("fsdp-gathers-each-pass", partial(gathered_each_pass, 0.0), {"models": 0}),
+    ("fsdp-gathers-each-pass", partial(gathered_each_pass, 0.4), {"models": 0}),
     ("gathered-parameters", partial(averaged, 0.0), {"models": 0, "trained": SHARDS}),
     ("gathered-parameters", partial(averaged, 0.4), {"models": 0, "trained": SHARDS}),
     ("gathered-gradients", clipped, {"models": 0, "trained": SHARDS}),

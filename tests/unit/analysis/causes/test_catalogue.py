@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from commprof.analysis.causes import pickled_objects, rank_alone, statistics_each_layer
 from commprof.analysis.causes.catalogue_cause import CatalogueCause
 from commprof.analysis.causes.registry import CAUSES
 from commprof.analysis.named_cause import NamedCause, Saving
@@ -23,6 +24,22 @@ def test_a_fix_is_code_that_fits_on_the_first_screen(cause: CatalogueCause) -> N
         lines = [line for line in fix.splitlines() if line]
         assert 0 < len(lines) <= LINES
         assert max(map(len, lines)) <= WIDTH
+
+
+OF_JOBS = [
+    rank_alone._FIX_OF_PREPARING,
+    statistics_each_layer._FIX_OF_BUFFERS,
+    pickled_objects._FIX_OF_CHECKPOINTS,
+    pickled_objects._FIX_OF_LIBRARIES,
+]
+
+
+@pytest.mark.parametrize("fix", OF_JOBS)
+def test_a_fix_of_some_jobs_is_code_that_fits_on_the_first_screen(fix: str) -> None:
+    ast.parse(fix)
+    lines = [line for line in fix.splitlines() if line]
+    assert len(lines) <= LINES
+    assert max(map(len, lines)) <= WIDTH
 
 
 @pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.id)

@@ -679,7 +679,7 @@ def test_no_checkpoint_is_told_of_if_the_script_writes_none(
     cause = found["rank-alone"]
     assert ("checkpoint" not in cause.sentence) == prepares
     assert ("async_save" not in cause.fix) == prepares
-    assert ("YOUR_ITEMS[rank::ranks]" in cause.fix) == prepares
+    assert ("part = YOUR_ITEMS[dist.get_rank()" in cause.fix) == prepares
 
 
 def test_a_rank_that_evaluates_alone_is_told_by_its_forward_passes() -> None:

@@ -66,6 +66,80 @@ def test_a_reduction_of_every_micro_batch_is_named() -> None:
     assert saved(cause) == pytest.approx(4 / 85, abs=1e-3)
 
 
+LINE = ("/job/train.py:20 train",)
+
+
+def micro_batches(
+    stacks: tuple[tuple[str, ...], ...],
+    between: tuple[Phase, ...] = (),
+    kept: bool = False,
+    memory: int = 8000 * MB,
+) -> Body:
+    """Passes over two units of 8 MB, one for each entry of ``stacks``, which reduce once.
+
+    ``between``: phases of 1 ms between the passes. ``kept``: only the first pass gathers.
+    """
+
+    def body(script: Script, step: int) -> None:
+        script.rank.metadata["machine"]["memory_bytes"] = memory
+        for number, stack in enumerate(stacks):
+            last = number == len(stacks) - 1
+            options = {"again": False, "anew": number == 0 or not kept, "stack": stack}
+            script.sharded([8 * MB, 8 * MB], 1.0, reduce=last, **options)
+            for phase in between if not last else ():
+                script.work(1.0, phase)
+        script.work(1.0, Phase.OPTIMIZER)
+
+    return body
+
+
+def test_a_model_that_each_micro_batch_gathers_is_named() -> None:
+    found = causes_of(micro_batches((LINE,) * 4), models=0)
+    assert list(found) == ["fsdp-gathers-each-pass"]
+    cause = found["fsdp-gathers-each-pass"]
+    assert "in the forward pass of each of the 4 micro batches of an update" in cause.sentence
+    assert "The whole model is 16 MB per rank" in cause.sentence
+    assert "set_reshard_after_backward(last)" in cause.fix
+    # Four passes of 8 ms with two scatters and an update; three times two gathers of 1 ms go.
+    assert cause.share == pytest.approx(6 / 35, abs=1e-3)
+    assert saved(cause) == pytest.approx(6 / 35, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        micro_batches((LINE,)),  # no accumulation
+        micro_batches((LINE,) * 4, kept=True),  # the model is kept until the update
+        micro_batches((LINE,) * 4, memory=600 * MB),  # there is no memory to keep it
+        micro_batches((LINE, ("/job/train.py:24 train",))),  # two models with one optimizer
+        micro_batches(((), (), ())),  # nobody knows which lines call the model
+        micro_batches((LINE,) * 4, between=(Phase.OPTIMIZER,)),  # an update after each pass
+        micro_batches((LINE,) * 4, between=(Phase.FORWARD,)),  # a frozen teacher
+    ],
+    ids=["one pass", "kept", "memory", "two models", "no stacks", "updates", "teacher"],
+)
+def test_models_that_must_be_gathered_anew_are_usual(body: Body) -> None:
+    assert "fsdp-gathers-each-pass" not in causes_of(body, models=0)
+
+
+def test_two_optimizers_in_turn_are_no_accumulation() -> None:
+    """An actor and a critic, each with a pass of its own, and then both updates."""
+
+    def body(script: Script, step: int) -> None:
+        micro_batches((LINE, LINE))(script, step)
+        script.work(1.0, Phase.OPTIMIZER)
+
+    assert causes_of(body, models=0) == {}
+
+
+def test_fsdp1_keeps_its_model_by_other_settings() -> None:
+    trained = shards(8 * MB) | {"flat": True}
+    cause = causes_of(micro_batches((LINE,) * 4), models=0, trained=trained)
+    fix = cause["fsdp-gathers-each-pass"].fix
+    assert "SHARD_GRAD_OP" in fix
+    assert "YOUR_MODEL.no_sync()" in fix
+
+
 OTHERS = [
     passes(24 * MB, again=False, reduced=(True,)),
     passes(*[40_000] * 12, ms=1.0, reduced=(True,)),

@@ -1,0 +1,191 @@
+"""FSDP gathers the parameters anew in every micro batch, though they are the same until the update.
+
+FSDP2 frees the gathered parameters after each backward pass unless it is told to keep them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.edits.model_settings import sharded_model
+from commprof.analysis.causes.edits.training_loop import last_pass_only
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls
+from commprof.analysis.causes.gain import Removed, saving_without
+from commprof.analysis.causes.sharded_library import fsdp_of, is_flat, library, unit_gathers
+from commprof.analysis.collectives.kinds import call_path
+from commprof.analysis.evidence import Figure
+from commprof.text import in_bytes, in_ms
+from commprof.trace import columns
+from commprof.trace.columns import Ints
+from commprof.trace.schema import Phase
+
+#: Two fractions of the step: the least delay by the gathers, and the least low end of the gain's
+#: interval. Both are large because the fix costs memory.
+_WORTH, _LOW = 0.1, 0.05
+#: The gathered model of all ranks of a host may take at most this fraction of the host's memory.
+_OF_MEMORY = 0.05
+#: At least this fraction of the updates must have the same number of passes before them, and a
+#: forward pass for each backward pass.
+_USUAL = 0.9
+#: The later passes of an update gather as many bytes as its first pass, within this fraction.
+_ALIKE = 0.1
+_SETTER = "set_reshard_after_backward"
+_FIX_OF_FSDP1 = (
+    "import contextlib\n\n"
+    "# with sharding_strategy=ShardingStrategy.SHARD_GRAD_OP: FSDP1 then keeps its\n"
+    "# parameters after a pass in no_sync()\n"
+    "for i, batch in enumerate(YOUR_MICRO_BATCHES):\n"
+    "    last = i == len(YOUR_MICRO_BATCHES) - 1\n"
+    "    with contextlib.nullcontext() if last else YOUR_MODEL.no_sync():\n"
+    "        YOUR_LOSS(YOUR_MODEL(batch)).backward()"
+)
+
+
+def _pass_numbers(calls: RankCalls) -> tuple[Ints, Ints]:
+    """Numbers of backward passes from the last update to each call, and to the next update.
+
+    Both are 0 for calls after the last update of the recording.
+    """
+    phases, steps = columns.phases(calls.trace), columns.steps(calls.trace)
+    mine = phases.thread == steps.thread[0]
+    update, backward = (
+        np.sort(phases.begin_ns[mine & (phases.key == key)])
+        for key in (Phase.OPTIMIZER, Phase.BACKWARD)
+    )
+    # Numbers of passes begun before each update.
+    begun = np.concatenate(([0], np.searchsorted(backward, update)))
+    number = np.searchsorted(update, calls.table.issue_ns, side="right")
+    is_before = number < len(update)
+    since = np.searchsorted(backward, calls.table.issue_ns, side="right") - begun[number]
+    whole = begun[np.minimum(number + 1, len(update))] - begun[number]
+    return (since * is_before).astype(np.int64), (whole * is_before).astype(np.int64)
+
+
+def _is_accumulating(calls: RankCalls) -> bool:
+    """True if most updates have the same number of passes, at least two, each with one forward."""
+    phases, steps = columns.phases(calls.trace), columns.steps(calls.trace)
+    mine = phases.thread == steps.thread[0]
+    mine &= (phases.begin_ns >= calls.begin_ns[0]) & (phases.begin_ns < calls.end_ns[-1])
+    update, *passes = (
+        np.sort(phases.begin_ns[mine & (phases.key == key)])
+        for key in (Phase.OPTIMIZER, Phase.FORWARD, Phase.BACKWARD)
+    )
+    if not len(update):
+        return False
+    forward, backward = (
+        np.bincount(np.searchsorted(update, begun), minlength=len(update) + 1)[: len(update)]
+        for begun in passes
+    )
+    usual = int(np.median(backward))
+    is_usual = (backward == usual) & (forward == usual)
+    return usual >= 2 and bool(is_usual.mean() >= _USUAL)
+
+
+def _needless(calls: RankCalls) -> tuple[Mask, Mask]:
+    """Gathers of forward in the first pass of each update, and those in its later passes."""
+    since, whole = _pass_numbers(calls)
+    forward = unit_gathers(calls) & ~calls.in_backward & (calls.phase == Phase.FORWARD)
+    first: Mask = forward & (since == 0) & (whole >= 2)
+    again: Mask = forward & (since >= 1) & (since < whole)
+    return first, again
+
+
+def _same_units(calls: RankCalls, first: Mask, again: Mask) -> bool:
+    """True if the later passes gather what the first pass gathers, from the same lines of code.
+
+    Two models that have one optimizer are called by different lines.
+    """
+    since, whole = _pass_numbers(calls)
+    passes = float(np.median(whole[first])) - 1 if first.any() else 0.0
+    sent, again_sent = (float(calls.size_bytes[mask].sum()) for mask in (first, again))
+    if not passes or abs(again_sent - passes * sent) > _ALIKE * passes * sent:
+        return False
+    numbers = columns.stacks(calls.trace, calls.table.op_id)
+    # Stacks are recorded in the first steps only, which may not be measured.
+    forward = (calls.phase == Phase.FORWARD) & ~calls.in_backward & (numbers > 0)
+    forward &= calls.table.op == calls.table.op[first][0]
+    paths = [
+        {call_path(calls.trace.stacks.get(int(number), ())) for number in np.unique(numbers[rows])}
+        for rows in (forward & (since == 0) & (whole >= 2), forward & (since >= 1))
+    ]
+    return bool(paths[1]) and paths[1] <= paths[0]
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    if fsdp_of(facts) is None or facts.on_device:  # the memory of a device is not recorded
+        return None
+    of_ranks = facts.on_all_ranks(
+        lambda calls: (calls, *_needless(calls)) if _is_accumulating(calls) else None,
+        lambda seen: seen is not None and _same_units(*seen),
+    )
+    masks = [seen[2] for seen in of_ranks if seen is not None]
+    if not masks:
+        return None
+    exposed = [
+        float(calls.exposed_ns[mask].sum()) for calls, mask in zip(facts.ranks, masks, strict=True)
+    ]
+    share = facts.share(exposed)
+    first = facts.first
+    passes = round(float(np.median(_pass_numbers(first)[1][masks[0]])))
+    whole = float(first.size_bytes[masks[0]].sum()) / facts.steps / (passes - 1)
+    memory = int(first.trace.metadata["machine"].get("memory_bytes") or 0)
+    if not share >= _WORTH or whole * facts.world.world_size > _OF_MEMORY * memory:
+        return None
+    return Sighting(
+        f"{library(facts)} gathers the model in the forward pass of each of the {passes} micro "
+        f"batches of an update, though its weights change only after the last: the later gathers "
+        f"take {in_ms(facts.per_step_ms(exposed))} of the step. The whole model is "
+        f"{in_bytes(whole)} per rank, for which there is memory.",
+        share,
+        saving_without(facts, [_with_copies(facts, *of_rank) for of_rank in enumerate(masks)]),
+    )
+
+
+def _with_copies(facts: Facts, position: int, mask: Mask) -> Removed:
+    """Removes the gathers, and FSDP's copies into and out of them, if noted."""
+    calls = facts.ranks[position]
+    noted = Removed.with_noted(calls, mask, facts.noted_ns(position, "fsdp_forward_gathers"))
+    return noted or Removed.only(mask)
+
+
+CAUSE = CatalogueCause(
+    id="fsdp-gathers-each-pass",
+    title="FSDP gathers the model anew for every micro batch, though there is memory to keep it",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        "Nine of ten updates have the same number of backward passes before them, at least two, "
+        "and a forward pass for each. The forward passes after the first one gather as many bytes "
+        f"as the first, within {_ALIKE:.0%}, and the script calls the model by the same lines. "
+        f"The step waits for these gathers for at least {_WORTH:.0%} of its length, and the "
+        f"gathered model of all ranks of a host takes at most {_OF_MEMORY:.0%} of the host's "
+        "memory. Not named on GPUs, whose memory is not recorded."
+    ),
+    why=(
+        "With gradient accumulation the weights are the same in all micro batches of an update. "
+        "FSDP2 frees the gathered parameters after each backward pass all the same, and gathers "
+        "them in the next forward pass. Told to keep them until the last micro batch, it gathers "
+        "once per update, which takes the memory of the whole model's parameters. If forward also "
+        "frees them, backward still gathers: `set_reshard_after_forward(False)` spares that too."
+    ),
+    gain_note=(
+        "The steps are replayed without these gathers and without FSDP2's copies into and out of "
+        "them, if they were noted. FSDP1's copies are not told from its forward pass: there the "
+        "fix wins somewhat more."
+    ),
+    fix=(
+        "for i, batch in enumerate(YOUR_MICRO_BATCHES):\n"
+        "    last = i == len(YOUR_MICRO_BATCHES) - 1\n"
+        f"    YOUR_MODEL.{_SETTER}(last)\n"
+        "    YOUR_LOSS(YOUR_MODEL(batch)).backward()"
+    ),
+    edit=lambda facts, _: (
+        ""
+        if is_flat(facts)
+        else last_pass_only(facts.script, sharded_model(facts.script), setter=_SETTER)
+    ),
+    fix_of_fsdp1=_FIX_OF_FSDP1,
+    source="https://github.com/pytorch/torchtune/issues/2402",
+    worth=_LOW,
+)
