@@ -108,6 +108,7 @@ JOBS = {
     "late_loading": "late-loading",
     "decodes_slowly": "late-loading",
     "workers_restarted": "workers-restarted",
+    "pass_each_step": "pass-each-step",
     "batches_from_one_rank": "batches-from-one-rank",
     "uneven_batches": "uneven-batches",
     "epoch_not_set": "epoch-not-set",

@@ -36,6 +36,8 @@ class _Pass:
     epoch: int
     seed: int
     begin_ns: int
+    #: Number of batches of a whole pass; 0 if it is not known.
+    length: int = 0
     end_ns: int = 0
     batches: int = 0
     checksum: int = 0
@@ -85,6 +87,7 @@ class PassNotes:
             "epoch": [data_pass.epoch for data_pass in passes],
             "seed": [data_pass.seed for data_pass in passes],
             "batches": [data_pass.batches for data_pass in passes],
+            "length": [data_pass.length for data_pass in passes],
             "checksum": [data_pass.checksum for data_pass in passes],
             "contents": [data_pass.differing for data_pass in passes],
         }
@@ -114,7 +117,7 @@ class PassNotes:
             if len(self._passes) >= _MOST_PASSES:
                 self._open.pop(iterator, None)
                 return
-            current = _Pass(*self._sampler(iterator._index_sampler), begin_ns)
+            current = _Pass(*self._sampler(iterator._index_sampler), begin_ns, _length(iterator))
             self._passes.append(current)
             self._open[iterator] = current
         current.batches += 1
@@ -136,6 +139,14 @@ class PassNotes:
             return 0, 0, 0
         number = self._samplers.setdefault(inner, len(self._samplers) + 1)
         return number, int(inner.epoch) + 1, zlib.crc32(str(inner.seed).encode())
+
+
+def _length(iterator: Any) -> int:
+    """Number of batches of a whole pass of an iterator; 0 if the data set does not tell it."""
+    try:
+        return max(0, len(iterator))
+    except Exception:  # iterable data sets have no length; that of a user's sampler may raise
+        return 0
 
 
 def holds_samples(batch: Any) -> bool:

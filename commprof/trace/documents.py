@@ -156,6 +156,8 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     # checksum; all three are 0 without a DistributedSampler that shuffles by its epoch. batches:
     # number of batches. checksum: of the content of the first 4 batches; contents: number of
     # different contents among them; both are 0 if any part of these batches was not compared.
+    # Later versions also write length: the number of batches of a whole pass, or 0 if the data set
+    # does not tell it.
     "data_passes": {
         "begin_ns": list[int],
         "end_ns": list[int],

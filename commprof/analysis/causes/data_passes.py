@@ -35,6 +35,8 @@ class DataPasses:
     #: of these batches was not compared.
     checksum: Ints
     contents: Ints
+    #: Number of batches of a whole pass; 0 if it is not known.
+    length: Ints
     #: Numbers of forward and of backward passes that began during the pass.
     forward: Ints
     backward: Ints
@@ -72,6 +74,7 @@ def data_passes(facts: Facts) -> list[DataPasses]:
         if not noted.get("begin_ns"):
             return []
         read = {name: np.array(values, dtype=np.int64) for name, values in noted.items()}
+        read.setdefault("length", np.zeros_like(read["begin_ns"]))  # of earlier versions
         shift = facts.clock_shift_ns(position)
         read |= {name: read[name] + shift for name in ("begin_ns", "end_ns")}
         phases = columns.phases(trace)

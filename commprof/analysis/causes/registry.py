@@ -41,6 +41,7 @@ from commprof.analysis.causes import (
     late_embedding,
     late_loading,
     own_exchange,
+    pass_each_step,
     pickled_objects,
     pipeline_bubble,
     rank_alone,
@@ -116,6 +117,7 @@ CAUSES: Final[tuple[CatalogueCause, ...]] = (
     compiled_anew.CAUSE,
     late_loading.CAUSE,
     workers_restarted.CAUSE,
+    pass_each_step.CAUSE,
     batches_from_one_rank.CAUSE,
     uneven_batches.CAUSE,
     epoch_not_set.CAUSE,
@@ -214,6 +216,7 @@ _ALWAYS = (Figure.EXPOSED,)
 _EXPLAINED_BY = {
     ranks_in_turns.CAUSE.id: {garbage_in_turns.CAUSE.id, compiled_anew.CAUSE.id},
     rank_alone.CAUSE.id: {garbage_in_turns.CAUSE.id, compiled_anew.CAUSE.id},
+    workers_restarted.CAUSE.id: {pass_each_step.CAUSE.id},
     own_exchange.CAUSE.id: {tensors_one_by_one.CAUSE.id},
     rank_busier.CAUSE.id: {
         batches_from_one_rank.CAUSE.id,

@@ -44,7 +44,7 @@ GATHERED = ("gathered-parameters", "gathered-gradients")
 
 def wrapped(cause: str, flat: bool) -> nn.Module:
     """The model as the script has it when the fix is pasted."""
-    if flat and cause in ("fsdp-every-pass", *GATHERED):
+    if flat and cause in ("fsdp-every-pass", "fsdp-gathers-each-pass", *GATHERED):
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         return FullyShardedDataParallel(model(), device_id=torch.device("cpu"))
@@ -68,7 +68,7 @@ def names(cause: str, flat: bool, folder: str) -> dict[str, Any]:
     for parameter in trained.parameters():
         if cause == "tensors-one-by-one":
             parameter.grad = torch.ones_like(parameter)
-    trains = ("fewer-batches", "epoch-not-set")
+    trains = ("fewer-batches", "epoch-not-set", "pass-each-step")
     return {
         "YOUR_MODEL": trained,
         "YOUR_BATCH": torch.ones(8, 4),
@@ -86,6 +86,7 @@ def names(cause: str, flat: bool, folder: str) -> dict[str, Any]:
         "YOUR_BATCH_SIZE": 2,
         "YOUR_LOADER": [torch.ones(2, 4)] * 2,
         "YOUR_STEP": 0 if cause not in trains else lambda net, batch: net(batch).sum(),
+        "YOUR_STEPS": 3,
         "YOUR_EPOCH": 1,
         "YOUR_EPOCHS": 2,
         "YOUR_SAMPLER": DistributedSampler(Samples()),

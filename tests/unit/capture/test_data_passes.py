@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 from commprof.capture.auto_phases import AutoPhases
@@ -53,7 +59,7 @@ def sampled(rank: int, epoch: int = 0, **settings: Any) -> DataLoader[Any]:
 def test_two_ranks_that_read_the_same_have_the_same_checksums() -> None:
     loader = DataLoader(DATA, 8)
     first, second = noted([loader, loader]), noted([DataLoader(DATA, 8)])
-    assert first["batches"] == [8, 8]
+    assert first["batches"] == first["length"] == [8, 8]
     assert first["checksum"] == [second["checksum"][0]] * 2
     assert first["contents"] == [4, 4]
     begin, end = zip(first["begin_ns"], first["end_ns"], strict=True)
@@ -215,3 +221,19 @@ def test_tensors_with_another_order_in_memory_are_read_without_a_copy() -> None:
     assert checksum(rows.flip(0)) != checksum(rows)
     # A copy would take 256 TB.
     assert checksum(torch.zeros(1).expand(1 << 46)) == checksum(torch.zeros(4096))
+
+
+def test_a_pass_that_is_left_tells_how_long_it_would_be() -> None:
+    class Endless(IterableDataset[torch.Tensor]):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            yield from torch.ones(64, 2)
+
+    class Unsized(BatchSampler):
+        def __len__(self) -> int:
+            raise RuntimeError("not known")
+
+    sampler = Unsized(SequentialSampler(DATA), 8, drop_last=False)
+    left = noted([DataLoader(DATA, 8), DataLoader(DATA, 8, num_workers=1)], until=1)
+    assert (left["batches"], left["length"]) == ([1, 1], [8, 8])
+    assert noted([DataLoader(Endless(), 8)])["length"] == [0]
+    assert noted([DataLoader(DATA, batch_sampler=sampler)])["length"] == [0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ STEPS = 21
 
 def passed(script: Script, begin_ms: float, **noted: int) -> None:
     """Notes a pass over a DataLoader from a time until now."""
-    noted = {"sampler": 0, "epoch": 0, "seed": 0, "batches": 5, "contents": 4} | noted
+    noted = {"sampler": 0, "epoch": 0, "seed": 0, "batches": 5, "contents": 4, "length": 5} | noted
     noted |= {"begin_ns": round(begin_ms * MS), "end_ns": round(script.now_ms * MS)}
     kept: dict[str, list[int]] = script.rank.metadata.setdefault("data_passes", {})
     for key, value in noted.items():
@@ -165,3 +166,84 @@ def test_ranks_that_divide_a_batch_need_the_same_one(inside: Callable[[Script], 
 def test_a_job_without_ddp_may_divide_a_batch() -> None:
     found = causes_of(evaluated(lambda *_: {"checksum": 55}), steps=STEPS, models=0)
     assert "evaluated-by-all" not in found
+
+
+def begun(
+    every: int, loads_ms: float, script: Script, step: int, workers: bool = False, **noted: int
+) -> None:
+    """A pass of a hundred batches, left after its first batch, in every ``every``-th step."""
+    if step % every == 0:
+        begin = script.now_ms
+        if workers:
+            script.work(4.0)
+            script.note("loader_worker_starts", begin)
+        begin = script.now_ms
+        script.work(loads_ms, Phase.DATA)
+        passed(script, begin, **({"batches": 1, "length": 100, "checksum": 1 + step} | noted))
+    else:
+        script.work(loads_ms, Phase.DATA)
+    script.forward(10.0)
+    script.backward(20.0, {4 * MB: 1.0})
+    script.work(1.0, Phase.OPTIMIZER)
+
+
+def test_a_pass_that_each_step_begins_for_one_batch_is_named() -> None:
+    found = causes_of(partial(begun, 1, 8.0, workers=True), steps=STEPS)
+    assert list(found) == ["pass-each-step"], "it explains the workers that are started anew"
+    cause = found["pass-each-step"]
+    assert "of 100 batches" in cause.sentence
+    assert "the same batch" not in cause.sentence
+    assert "iter(YOUR_LOADER)  # once" in cause.fix
+    # Workers start for 4 ms and load for 8 ms, in steps of 44 ms.
+    assert "12 ms per step" in cause.sentence
+    assert cause.share == pytest.approx(12 / 44, abs=1e-3)
+
+
+def test_at_most_the_time_around_each_pass_is_won() -> None:
+    """The iterator is deleted after the batch has come."""
+
+    def body(script: Script, step: int) -> None:
+        begin = script.now_ms
+        script.work(8.0, Phase.DATA)
+        passed(script, begin, batches=1, length=100, checksum=1 + step)
+        script.work(6.0)
+        script.forward(10.0)
+        script.backward(20.0, {4 * MB: 1.0})
+        script.work(1.0, Phase.OPTIMIZER)
+
+    cause = causes_of(body, steps=STEPS)["pass-each-step"]
+    assert "8 ms per step" in cause.sentence
+    assert cause.share == pytest.approx(14 / 46, abs=1e-3)
+
+
+def test_the_first_batch_of_each_pass_may_be_the_same() -> None:
+    cause = causes_of(partial(begun, 1, 8.0, checksum=7), steps=STEPS)["pass-each-step"]
+    assert "gives the same batch: the job trains on nothing else" in cause.sentence
+    unknown = causes_of(partial(begun, 1, 8.0, checksum=0), steps=STEPS)["pass-each-step"]
+    assert "the same batch" not in unknown.sentence
+
+
+@pytest.mark.parametrize(
+    ("every", "loads_ms", "noted"),
+    [
+        (1, 8.0, {"length": 1}),  # the data are one batch
+        (1, 8.0, {"length": 0}),  # their length is not known
+        (1, 8.0, {"batches": 100}),  # whole passes
+        (4, 8.0, {}),  # a batch of validation data now and then
+        (1, 0.5, {}),  # it costs nothing
+    ],
+)
+def test_passes_of_one_batch_may_be_meant(
+    every: int, loads_ms: float, noted: dict[str, int]
+) -> None:
+    assert causes_of(partial(begun, every, loads_ms, **noted), steps=STEPS) == {}
+
+
+def test_passes_of_earlier_recordings_have_no_length() -> None:
+    def body(script: Script, step: int) -> None:
+        begun(1, 8.0, script, step)
+        del script.rank.metadata["data_passes"]["length"][:]
+        if step == STEPS - 1:
+            del script.rank.metadata["data_passes"]["length"]
+
+    assert causes_of(body, steps=STEPS) == {}
