@@ -32,6 +32,7 @@ CHANGES = {
     "fsdp_one_unit": "fully_shard(block, reshard_after_forward=False)",
     "fsdp_small_units": "fully_shard(units[first : first + 6], reshard_after_forward=False)",
     "fsdp_every_pass": "model.set_requires_gradient_sync(pass_number == len(passes) - 1)",
+    "fsdp_gathers_each_pass": "model.set_reshard_after_backward(pass_number == len(passes) - 1)",
     "scalars_one_by_one": "tensors = [value for name, value in metrics.items()]",
     "scalars_gathered": "dist.all_gather(rows, flat)",
     "weights_averaged": "tensors = [parameter for parameter in model.parameters()]",
