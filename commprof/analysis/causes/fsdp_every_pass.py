@@ -9,6 +9,7 @@ from commprof.analysis.causes.edits.model_settings import sharded_model
 from commprof.analysis.causes.edits.training_loop import last_pass_only
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
+from commprof.analysis.causes.passes_of_updates import lines_of_passes
 from commprof.analysis.causes.sharded_library import fsdp_of, is_flat, library
 from commprof.analysis.collectives.sharding import reductions
 from commprof.analysis.evidence import Figure
@@ -52,6 +53,15 @@ def _needless(calls: RankCalls) -> Mask:
     return mask & (calls.step >= 0)
 
 
+def _of_several_models(calls: RankCalls) -> bool:
+    """True if no line calls the model both in the first pass of an update and in a later one.
+
+    The passes are then of different models, as an actor's and a critic's: each reduces once.
+    """
+    first, later = lines_of_passes(calls)
+    return bool(first) and bool(later) and first.isdisjoint(later)
+
+
 def _with_copies(facts: Facts, position: int, mask: Mask) -> Removed:
     """Removes the reductions, and FSDP's copies of gradients into and out of them, if noted."""
     calls = facts.ranks[position]
@@ -67,7 +77,7 @@ def _rule(facts: Facts) -> Sighting | None:
     passes = facts.passes(_reducing_ns, lambda first: first.exchanged >= 2)
     if passes is None or passes.usual_share < _USUAL:
         return None
-    if passes.last_share < _USUAL:
+    if passes.last_share < _USUAL or any(map(_of_several_models, facts.ranks)):
         return None
     masks = [_needless(calls) for calls in facts.ranks]
     exposed = [
@@ -95,7 +105,8 @@ CAUSE = CatalogueCause(
     looks_like=(
         "Before each update, at least two backward passes issue reduce-scatters, and the last pass "
         "is one of them. Nine of ten updates have the same number of such passes, or fewer "
-        "at the end of an epoch. The training "
+        "at the end of an epoch. Not named if other lines call the model in the first pass than "
+        "in the later ones: these are different models. The training "
         "thread waits for the reduce-scatters before the last pass for at least "
         f"{WORTH_NAMING:.0%} of the step."
     ),

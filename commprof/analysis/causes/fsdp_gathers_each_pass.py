@@ -12,12 +12,11 @@ from commprof.analysis.causes.edits.model_settings import sharded_model
 from commprof.analysis.causes.edits.training_loop import last_pass_only
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
+from commprof.analysis.causes.passes_of_updates import lines_of_passes, pass_numbers
 from commprof.analysis.causes.sharded_library import fsdp_of, is_flat, library, unit_gathers
-from commprof.analysis.collectives.kinds import call_path
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 from commprof.trace import columns
-from commprof.trace.columns import Ints
 from commprof.trace.schema import Phase
 
 #: Two fractions of the step: the least delay by the gathers, and the least low end of the gain's
@@ -42,26 +41,6 @@ _FIX_OF_FSDP1 = (
 )
 
 
-def _pass_numbers(calls: RankCalls) -> tuple[Ints, Ints]:
-    """Numbers of backward passes from the last update to each call, and to the next update.
-
-    Both are 0 for calls after the last update of the recording.
-    """
-    phases, steps = columns.phases(calls.trace), columns.steps(calls.trace)
-    mine = phases.thread == steps.thread[0]
-    update, backward = (
-        np.sort(phases.begin_ns[mine & (phases.key == key)])
-        for key in (Phase.OPTIMIZER, Phase.BACKWARD)
-    )
-    # Numbers of passes begun before each update.
-    begun = np.concatenate(([0], np.searchsorted(backward, update)))
-    number = np.searchsorted(update, calls.table.issue_ns, side="right")
-    is_before = number < len(update)
-    since = np.searchsorted(backward, calls.table.issue_ns, side="right") - begun[number]
-    whole = begun[np.minimum(number + 1, len(update))] - begun[number]
-    return (since * is_before).astype(np.int64), (whole * is_before).astype(np.int64)
-
-
 def _is_accumulating(calls: RankCalls) -> bool:
     """True if most updates have the same number of passes, at least two, each with one forward."""
     phases, steps = columns.phases(calls.trace), columns.steps(calls.trace)
@@ -84,7 +63,7 @@ def _is_accumulating(calls: RankCalls) -> bool:
 
 def _needless(calls: RankCalls) -> tuple[Mask, Mask]:
     """Gathers of forward in the first pass of each update, and those in its later passes."""
-    since, whole = _pass_numbers(calls)
+    since, whole = pass_numbers(calls)
     forward = unit_gathers(calls) & ~calls.in_backward & (calls.phase == Phase.FORWARD)
     first: Mask = forward & (since == 0) & (whole >= 2)
     again: Mask = forward & (since >= 1) & (since < whole)
@@ -96,20 +75,13 @@ def _same_units(calls: RankCalls, first: Mask, again: Mask) -> bool:
 
     Two models that have one optimizer are called by different lines.
     """
-    since, whole = _pass_numbers(calls)
+    _, whole = pass_numbers(calls)
     passes = float(np.median(whole[first])) - 1 if first.any() else 0.0
     sent, again_sent = (float(calls.size_bytes[mask].sum()) for mask in (first, again))
     if not passes or abs(again_sent - passes * sent) > _ALIKE * passes * sent:
         return False
-    numbers = columns.stacks(calls.trace, calls.table.op_id)
-    # Stacks are recorded in the first steps only, which may not be measured.
-    forward = (calls.phase == Phase.FORWARD) & ~calls.in_backward & (numbers > 0)
-    forward &= calls.table.op == calls.table.op[first][0]
-    paths = [
-        {call_path(calls.trace.stacks.get(int(number), ())) for number in np.unique(numbers[rows])}
-        for rows in (forward & (since == 0) & (whole >= 2), forward & (since >= 1))
-    ]
-    return bool(paths[1]) and paths[1] <= paths[0]
+    lines, later = lines_of_passes(calls)
+    return bool(later) and later <= lines
 
 
 def _rule(facts: Facts) -> Sighting | None:
@@ -127,7 +99,7 @@ def _rule(facts: Facts) -> Sighting | None:
     ]
     share = facts.share(exposed)
     first = facts.first
-    passes = round(float(np.median(_pass_numbers(first)[1][masks[0]])))
+    passes = round(float(np.median(pass_numbers(first)[1][masks[0]])))
     whole = float(first.size_bytes[masks[0]].sum()) / facts.steps / (passes - 1)
     memory = int(first.trace.metadata["machine"].get("memory_bytes") or 0)
     if not share >= _WORTH or whole * facts.world.world_size > _OF_MEMORY * memory:

@@ -122,6 +122,40 @@ def test_models_that_must_be_gathered_anew_are_usual(body: Body) -> None:
     assert "fsdp-gathers-each-pass" not in causes_of(body, models=0)
 
 
+def reduced_by(stacks: tuple[tuple[str, ...], ...]) -> Body:
+    """A pass over two units of 8 MB for each entry of ``stacks``, which reduces; then an update."""
+
+    def body(script: Script, step: int) -> None:
+        for stack in stacks:
+            script.sharded([8 * MB, 8 * MB], 4.0, again=False, stack=stack)
+        script.work(1.0, Phase.OPTIMIZER)
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("stacks", "is_named"),
+    [
+        ((LINE, LINE), True),
+        (((), ()), True),  # the lines are not known
+        ((LINE, ("/job/train.py:24 train",)), False),
+        (
+            (
+                ("/job/model.py:5 loss", "/job/train.py:9 f"),
+                ("/job/model.py:5 loss", "/job/b.py:3 f"),
+            ),
+            False,
+        ),
+    ],
+    ids=["micro batches", "no stacks", "actor and critic", "by one function"],
+)
+def test_passes_of_two_models_each_reduce_their_own(
+    stacks: tuple[tuple[str, ...], ...], is_named: bool
+) -> None:
+    """Two models with one optimizer: without its reduction, a model would lack gradients."""
+    assert ("fsdp-every-pass" in causes_of(reduced_by(stacks), models=0)) == is_named
+
+
 def test_two_optimizers_in_turn_are_no_accumulation() -> None:
     """An actor and a critic, each with a pass of its own, and then both updates."""
 

@@ -1,0 +1,51 @@
+"""Which backward pass of an update a call belongs to, and which lines call the model in each."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.facts import Mask, RankCalls
+from commprof.analysis.collectives.kinds import call_path
+from commprof.trace import columns
+from commprof.trace.columns import Ints
+from commprof.trace.operations import codes_of
+from commprof.trace.schema import Phase
+
+_GATHERS = codes_of("all_gather")
+
+
+def pass_numbers(calls: RankCalls) -> tuple[Ints, Ints]:
+    """Numbers of backward passes from the last update to each call, and to the next update.
+
+    Both are 0 for calls after the last update of the recording.
+    """
+    phases, steps = columns.phases(calls.trace), columns.steps(calls.trace)
+    mine = phases.thread == steps.thread[0]
+    update, backward = (
+        np.sort(phases.begin_ns[mine & (phases.key == key)])
+        for key in (Phase.OPTIMIZER, Phase.BACKWARD)
+    )
+    # Numbers of passes begun before each update.
+    begun = np.concatenate(([0], np.searchsorted(backward, update)))
+    number = np.searchsorted(update, calls.table.issue_ns, side="right")
+    is_before = number < len(update)
+    since = np.searchsorted(backward, calls.table.issue_ns, side="right") - begun[number]
+    whole = begun[np.minimum(number + 1, len(update))] - begun[number]
+    return (since * is_before).astype(np.int64), (whole * is_before).astype(np.int64)
+
+
+def lines_of_passes(calls: RankCalls) -> tuple[set[str], set[str]]:
+    """Lines of the script from which forward gathers, in first passes of updates and in later ones.
+
+    Each is a path of lines, the caller's first. Stacks are recorded in the first steps only, so
+    that calls of all steps count. Empty without stacks.
+    """
+    since, whole = pass_numbers(calls)
+    numbers = columns.stacks(calls.trace, calls.table.op_id)
+    forward: Mask = (calls.phase == Phase.FORWARD) & ~calls.in_backward & (numbers > 0)
+    forward &= np.isin(calls.table.op, _GATHERS) & (whole >= 2)
+    first, later = (
+        {call_path(calls.trace.stacks.get(int(number), ())) for number in np.unique(numbers[rows])}
+        for rows in (forward & (since == 0), forward & (since >= 1) & (since < whole))
+    )
+    return first, later
