@@ -57,9 +57,10 @@ _FIX_OF_LIBRARIES = (
 )
 _FIX_OF_CHECKPOINTS = (
     "import torch.distributed.checkpoint as dcp\n\n"
-    "planner = dcp.DefaultSavePlanner(enable_plan_caching=True)  # keeps its plans\n"
-    "dcp.save(YOUR_STATE, checkpoint_id=YOUR_PATH, planner=planner)\n"
-    "# and save less often, or in the background: dcp.async_save"
+    "if YOUR_STEP % 1000 == 0:  # or in the background, by dcp.async_save\n"
+    "    dcp.save(YOUR_STATE, checkpoint_id=YOUR_PATH)\n"
+    "# for many tensors and ranks, with plans that are sent once:\n"
+    "# planner=dcp.DefaultSavePlanner(enable_plan_caching=True)"
 )
 _FIX_OF_BROADCASTS = (
     "import torch.distributed as dist\n\n"
@@ -220,25 +221,21 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     is_whole = all(of_rank.is_whole for of_rank in exchanges)
     ms = facts.per_step_ms([of_rank.total_ns for of_rank in exchanges])
-    if file == _CHECKPOINT:
-        return Sighting(
-            f"torch.distributed.checkpoint{at_line(line)} pickles and exchanges anew in each save "
-            f"what each rank is to write, {how_often}: {in_bytes(mean_bytes)} on average, "
-            f"{in_ms(ms)} per step, {_INCLUDED[is_whole]}. A planner that keeps its plans sends "
-            "them once.",
-            share if is_whole else math.nan,
-            line=line,
-            fix=_FIX_OF_CHECKPOINTS,
-        )
     by = f"{name}, by torch's {file}" if file else name
+    what = (
+        f"torch.distributed.checkpoint{at_line(line)} pickles and exchanges, {how_often}, what "
+        f"each rank is to write and has written: {in_bytes(mean_bytes)} on average"
+        if file == _CHECKPOINT
+        else f"Python objects are pickled and exchanged {how_often} ({by}){at_line(line)}: "
+        f"{in_bytes(mean_bytes)} on average, two collectives per object"
+    )
+    of_library = _FIX_OF_CHECKPOINTS if file == _CHECKPOINT else _FIX_OF_LIBRARIES
     return Sighting(
-        f"Python objects are pickled and exchanged {how_often} ({by}){at_line(line)}: "
-        f"{in_bytes(mean_bytes)} on average, two collectives per object, "
-        f"{in_ms(ms)} per step, {_INCLUDED[is_whole]}.",
+        f"{what}, {in_ms(ms)} per step, {_INCLUDED[is_whole]}.",
         share if is_whole else math.nan,
         saving_without(facts, [of_rank.removed for of_rank in exchanges]) if is_whole else None,
         line,
-        _FIX_OF_LIBRARIES if file else _fix(name, mean_bytes),
+        of_library if file else _fix(name, mean_bytes),
     )
 
 
@@ -279,8 +276,7 @@ CAUSE = CatalogueCause(
         "pickle, then its bytes, and unpickle all of them on each rank. With NCCL the bytes are "
         "copied to the GPU and back. Numbers fit into a tensor, which takes one collective; "
         "everything else can be gathered when it is logged. Functions of torch exchange objects "
-        "too: each `torch.distributed.checkpoint.save` sends what every rank is to write, unless "
-        "its planner keeps the plans."
+        "too: each `torch.distributed.checkpoint.save` sends what every rank is to write."
     ),
     gain_note=(
         "If the fix exchanges objects in few steps, the steps are replayed without the calls, "
@@ -289,7 +285,8 @@ CAUSE = CatalogueCause(
         "tensor in place of both calls of each object. Work of the script that makes or uses the "
         "objects cannot be told apart from its other work. It stays in the replay, although steps "
         "without an exchange spare it too. Not predicted if pickling was not recorded, as by other "
-        "tools, nor for checkpoints, whose plans still have to be compared."
+        "tools. What a checkpoint writes is not counted: to save seldom, or in the background, "
+        "wins more."
     ),
     fix=(
         "import torch.distributed as dist\n\n"
