@@ -70,7 +70,7 @@ def device_calls(events: ProfilerEvents, device: int, world_size: int) -> CallCo
 
 
 def _replays(events: ProfilerEvents, correlation: Ints) -> Ints:
-    """Returns the correlation id of each kernel's launch of a graph; -1 outside of graphs."""
+    """Returns, by kernel, the correlation id of the graph launch that ran it, or -1."""
     if not events.graph_launched:
         return np.full(len(correlation), -1, np.int64)
     is_replayed = np.isin(correlation, np.frombuffer(events.graph_launched, np.int64))

@@ -26,14 +26,15 @@ _HEADERS = (
     "pays below\nGbit/s [95 %]",
 )
 LEGEND = """\
-step: a block's median step on the slowest rank, Hodges-Lehmann estimate over the rounds; over none:
-this step divided by the step of the baseline `none`, paired by round. exposed: time for which the
-training thread waited for communication. encode (with reduce), decode: time on the compressor's
-thread. sent: by a rank per step. held: peak of the gathered parameters on a rank, minus the peak
-with `none`. gradient error: relative error of the sent values, in the first step of each block.
-loss: mean over the block, compared with the loss of `none`. `none again` runs `none` under another
-name: it shows differences by chance. `noop` exchanges nothing. After each block of `noop`, or of a
-candidate that changes gradients, the training state from before the block is restored."""
+step: a block's median step on the slowest rank, Hodges-Lehmann estimate over the rounds.
+over none: this step divided by the step of the baseline `none`, paired by round.
+exposed: time for which the training thread waited for communication. encode (with reduce), decode:
+time on the compressor's thread. sent: by a rank per step. held: peak of the gathered parameters on
+a rank, minus the peak with `none`. gradient error: relative error of the sent values, in the first
+step of each block. loss: mean over the block, compared with the loss of `none`. `none again` runs
+`none` under another name: it shows differences by chance. `noop` exchanges nothing. After each
+block of `noop`, or of a candidate that changes gradients, the training state from before the block
+is restored."""
 
 _OVERHEAD_HEADERS = ("techniques", "", "overhead less by\n[95 %]", "speed-up\n[95 %]")
 OVERHEAD_LEGEND = """\

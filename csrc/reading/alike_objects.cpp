@@ -79,8 +79,9 @@ class Splitter {
   }
 
  private:
-  // No JSON text contains these bytes. With one of them, a part of the text
-  // might be read in another encoding than the whole.
+  // JSON has such bytes only as spaces between values. A text with others is
+  // not JSON: the parser could take a part of it for another encoding (UTF-16,
+  // say) than the whole text.
   static bool isControl(char c) {
     return static_cast<unsigned char>(c) < ' ';
   }

@@ -12,8 +12,8 @@ from commprof.trace import columns
 from commprof.trace.schema import OPS, Phase
 
 _SENDS, _RECEIVES = ("send",), ("recv",)
-#: Two least fractions of the step: idle time that the schedule causes, and the stages' waiting for
-#: messages.
+#: Least idle time that the schedule causes, and least time for which the stages wait for messages:
+#: both are fractions of the step.
 _IDLE, _WAITING = 0.2, 0.1
 #: Micro batches per stage that leave a fifth of the step idle, or less.
 _ENOUGH = 4

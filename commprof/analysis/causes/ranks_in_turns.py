@@ -17,10 +17,11 @@ _SHARE = 0.05
 #: Least number of long steps of each rank that takes turns, and largest share of the waiting that
 #: one rank may cause.
 _LEAST, _ONE_RANK = 2, 0.8
-#: Two least fractions: of the long steps, those in which only one rank works long; of the unusual
-#: work, the part outside of forward, backward and updates. Work inside of these is slow compute,
-#: which has other causes.
-_ALONE, _OUTSIDE = 0.9, 0.8
+#: Only one rank works long in at least this fraction of the long steps.
+_ALONE = 0.9
+#: At least this fraction of the unusual work lies outside of forward, backward and updates: slow
+#: compute inside of them has other causes.
+_OUTSIDE = 0.8
 
 
 def _rule(facts: Facts) -> Sighting | None:

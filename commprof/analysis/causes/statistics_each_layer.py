@@ -28,8 +28,8 @@ _SHARE = 0.05
 #: Statistics of a norm have gradients: backward has at least this many calls for each of forward.
 _BACK = 0.5
 _WITHOUT_GRADIENT = (
-    " Backward has no such calls: if the layers use these values only from the next step on, as "
-    "those of codebooks, one call after backward does."
+    " Backward has no such calls. If the layers use these values only from the next step on, as "
+    "layers with codebooks do, one call after backward is enough."
 )
 _FIX_OF_BUFFERS = (
     "# what only later steps use (codebooks, running sums, FP8 scales): keep this\n"

@@ -118,7 +118,10 @@ def _host_threads(trace: Trace, group: Group) -> int:
 
 
 def _starts_at_once(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Ints | None:
-    """Returns the starts of ranks with the same queues; None if the queues' lengths differ."""
+    """Returns when each call of each rank started; None if the ranks' queues differ in length.
+
+    Computes all ranks together. They must have the same groups and numbers of threads.
+    """
     shape = len(tables), len(tables[0])
     op, number, issue, end, exact, failed = (
         joined(tables, name).reshape(shape)

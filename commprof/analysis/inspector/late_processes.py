@@ -188,8 +188,8 @@ def _by_own_time(own_us: Floats, by_process: Floats, allowed: int) -> list[int]:
     if most not in longer:
         return []
     of_others = float(np.delete(by_process, longer).max(initial=0.0))
-    # A process that works longer by half as much as process ``most`` may be waited for half as
-    # long.
+    # Expected waiting is proportional to extra work: with half the extra work of process ``most``,
+    # a process makes the others wait half as long.
     proportional = by_process[most] * own_us / own_us[most]
     least = np.minimum(_LEAST_IF_APART * proportional, _GAP * of_others)
     waited_for = [one for one in longer if by_process[one] > 0 and by_process[one] >= least[one]]

@@ -184,7 +184,7 @@ def _carried_back(
     elsewhere = np.bincount(entries.process, waited, processes)[entries.process]
     elsewhere = elsewhere - np.bincount(entries.together, waited)[entries.together]
     in_communicator = np.bincount(entries.communicator, caused)
-    # Waiting is never passed on to a communicator in which the waiting counts for nobody.
+    # Waiting is not passed on to a communicator in which no process causes any waiting.
     causing = np.flatnonzero(in_communicator[entries.communicator])
     communicators, process, together, others = (
         column[causing]

@@ -45,7 +45,11 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Stretch(FieldGroup):
-    """Per wait: time of one of the two ranks since they last met, to compare with the other's."""
+    """For each wait: a rank's time since its last meeting with the other rank of this wait.
+
+    The two ranks are the one that waits and the one that is waited for. Each has a stretch, and
+    the two stretches are compared.
+    """
 
     #: 0 if the two ranks have not met before.
     begin_ns: Ints

@@ -43,7 +43,8 @@ class TopK : public Scheme {
       const override;
 
  private:
-  // True if k entries of 4 bytes, sent to all others, exceed two phases' bytes.
+  // True if k entries of 4 bytes, sent to all other ranks, take at least as
+  // many bytes as an exchange of all values as halves in two phases.
   bool dense(size_t n, int world) const;
   bool maySplit(std::span<const Slot> slots, size_t n, int world) const;
   void choose(const Proposal& proposal);

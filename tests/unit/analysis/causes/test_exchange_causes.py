@@ -171,7 +171,7 @@ def test_sums_without_gradients_are_to_be_joined(reductions: tuple[int, ...], re
     assert list(found) == ["statistics-each-layer"]
     cause = found["statistics-each-layer"]
     assert "with no gradient" in cause.sentence
-    assert "one call after backward does" in cause.sentence
+    assert "one call after backward is enough" in cause.sentence
     assert "Norm" not in cause.fix
     assert "torch.distributed.all_reduce(flat)" in cause.fix
     calls = 8 * len(reductions)
