@@ -20,7 +20,8 @@ Named = tuple[str, torch.nn.Parameter]
 def reduced(ddp: DistributedDataParallel) -> list[Named]:
     """Returns the parameters whose gradients DDP's reducer averages, in the model's order.
 
-    A parameter with several names is reduced unless all of its names are ignored.
+    A parameter with several names is reduced unless all of its names are ignored. Parameters count
+    as trained or frozen as they are now; the reducer keeps to what they were when DDP was made.
     """
     ignored = _ignored(ddp)
     # DDP writes a dot before the names of the outermost module's own parameters.
@@ -31,6 +32,18 @@ def reduced(ddp: DistributedDataParallel) -> list[Named]:
         if parameter.requires_grad and f"{prefix}.{name}" not in ignored
     }
     return [(name, one) for name, one in ddp.module.named_parameters() if id(one) in chosen]
+
+
+def made_with_bytes(ddp: DistributedDataParallel) -> int | None:
+    """Returns the bytes of the parameters that DDP's reducer was made with; None if not known.
+
+    A parameter that was frozen at that time is never reduced, though :func:`reduced` returns it
+    once it is unfrozen.
+    """
+    try:
+        return int(ddp._get_ddp_logging_data()["total_parameter_size_bytes"])
+    except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+        return None  # the log's functions are private to torch, and may be removed
 
 
 def reduced_first(ddp: DistributedDataParallel) -> list[Named]:

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commprof.address import interface_address
 from commprof.capture.recorder import Recorder
-from commprof.ddp_parameters import reduced
+from commprof.ddp_parameters import made_with_bytes, reduced
 from commprof.trace.run.processes import link_of
 
 _COUNTERS = Path("/proc/self/net/dev")
@@ -204,13 +204,18 @@ def interface_bytes() -> dict[str, tuple[int, int]]:
 
 
 def ddp_log(model: DistributedDataParallel) -> dict[str, Any] | None:
-    """Reads a model's DDP log and gradient sizes; None if DDP gives no log."""
+    """Reads a model's DDP log and gradient sizes; None if DDP gives no log.
+
+    Sizes are left out if parameters were frozen or unfrozen after DDP was made: the others would
+    not have the places that DDP gave them.
+    """
     log = _log_now(model)
     if log is None:
         return None
+    sizes = [each.numel() * each.element_size() for _, each in reduced(model)]
     return {
         **log,
-        "parameter_bytes": [each.numel() * each.element_size() for _, each in reduced(model)],
+        "parameter_bytes": sizes if made_with_bytes(model) in (None, sum(sizes)) else [],
         "sparse_modules": sum(getattr(each, "sparse", None) is True for each in model.modules()),
     }
 

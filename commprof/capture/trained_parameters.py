@@ -11,6 +11,7 @@ If any of this fails, the warning is left out, and training goes on.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import threading
 import time
@@ -27,7 +28,7 @@ from commprof import invocation
 from commprof.capture.job.metadata import rank_and_world_size
 from commprof.capture.job.store_links import default_store
 from commprof.capture.recorder import Recorder
-from commprof.ddp_parameters import reduced
+from commprof.ddp_parameters import made_with_bytes, reduced
 from commprof.text import counted, in_bytes
 from commprof.trace.exchanged import MOST_MODELS, Exchanged, exchanged_by, exchanged_in_summary
 from commprof.trace.reader import read_trace
@@ -165,10 +166,17 @@ class TrainedParameters:
         ignored: set[int] = set()
         untrained: list[str] = []
         of_models: list[dict[int, int]] = []
+        model_bytes: list[int] = []
+        unfrozen_bytes = 0
         for model in self._models():
             untrained += untrained_modules(model, trained)
             of_models.append({id(parameter): _bytes(parameter) for _, parameter in reduced(model)})
             chosen = set(of_models[-1])
+            made_with = made_with_bytes(model)
+            most = math.inf if made_with is None else made_with
+            model_bytes.append(int(min(sum(of_models[-1].values()), most)))
+            more = sum(own.get(key, 0) for key in chosen - by_ddp)
+            unfrozen_bytes += int(max(0, more - most))
             by_ddp |= chosen
             ignored |= {id(parameter) for parameter in model.parameters()} - chosen
         is_shard = any(_is_shard(parameter) for parameter in self._trained.values())
@@ -178,11 +186,11 @@ class TrainedParameters:
             "parameter_bytes": sum(own.values()),
             "sharded": flat or is_shard,
             "flat": flat,
-            "ddp_bytes": sum(size for key, size in own.items() if key in by_ddp),
+            "ddp_bytes": sum(size for key, size in own.items() if key in by_ddp) - unfrozen_bytes,
             "ignored_bytes": sum(size for key, size in own.items() if key in ignored - by_ddp),
             "other_libraries": _other_libraries(),
             "untrained_modules": untrained if len(untrained) <= _MOST_MODULES else [],
-            "ddp_model_bytes": [sum(sizes.values()) for sizes in of_models],
+            "ddp_model_bytes": model_bytes,
             "updated_models": _models_with(of_models, self._by_update),
             "kept_gradients": _models_with(of_models, self._kept_by_update),
         }

@@ -65,7 +65,7 @@ class Trained:
 
     @property
     def outside_ddp_bytes(self) -> int:
-        """Parameters that belong to no DDP model."""
+        """Parameters whose gradients no DDP model reduces, though none was told to ignore them."""
         return self.parameter_bytes - self.ddp_bytes - self.ignored_bytes
 
 

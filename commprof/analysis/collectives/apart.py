@@ -152,9 +152,10 @@ def _of_parameters(
     outside, whole = max(apart)
     said = (
         f"Gradients of {in_bytes(outside)} of the {in_bytes(whole)} of updated parameters are not "
-        "exchanged: these parameters belong to no DDP model, so each rank trains its own copy of "
-        "them. Likely reasons: a module, a head or an embedding is made outside of the wrapped "
-        "model, or the inner model was changed after it was wrapped"
+        "exchanged: no DDP model reduces them, so each rank trains its own copy of these "
+        "parameters. Likely reasons: a module, a head or an embedding is made outside of the "
+        "wrapped model, the inner model was changed after it was wrapped, or parameters were "
+        "frozen when it was wrapped and are trained since"
     )
-    advice = "First move all trained parameters into the model that DDP wraps."
+    advice = "First make DDP when all trained parameters are in the model and unfrozen."
     return TrainedApart("parameters", together, outside, f"{said}.", advice)

@@ -122,6 +122,21 @@ def test_a_model_wrapped_again_has_a_separate_ddp_log(one_rank: None) -> None:
     assert [log["bucket_sizes"] for log in logs] == ["20", "16"]
 
 
+def test_a_model_that_was_unfrozen_after_ddp_was_made_has_no_sizes_in_its_log(
+    one_rank: None,
+) -> None:
+    def unfrozen() -> None:
+        layers = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 1))
+        layers[0].requires_grad_(False)
+        model = DistributedDataParallel(layers)
+        layers[0].requires_grad_(True)
+        model(torch.ones(1, 4)).sum().backward()
+
+    (log,) = logs_of(unfrozen)
+    assert log["bucket_sizes"] == "12"
+    assert log["parameter_bytes"] == []
+
+
 def test_the_scripts_communication_hook_is_named_in_the_ddp_log(one_rank: None) -> None:
     (log,) = logs_of(lambda: train(2, default_hooks.fp16_compress_hook))
     assert log["own_exchange"] == "the communication hook fp16_compress_hook"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -67,3 +69,30 @@ def test_gradients_that_are_not_deleted_between_two_updates_are_noted(
     assert trained["ddp_model_bytes"] == [24, 24]
     assert trained["updated_models"] == [[1], [0]] * 3
     assert trained["kept_gradients"] == [[], kept] * 3
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("later", "parameter_bytes"), [(False, 12), (True, 36)])
+def test_parameters_that_were_frozen_when_ddp_was_made_are_not_reduced(
+    one_rank: None, later: bool, parameter_bytes: int
+) -> None:
+    """DDP never averages the gradients of a layer that is unfrozen after DDP was made."""
+    layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    layers[0].requires_grad_(False)
+    model, written = DistributedDataParallel(layers), _Metadata()
+    layers[0].requires_grad_(later)
+    trained = TrainedParameters(cast("Recorder", written), lambda: [model], lambda: False)
+    trained.install(Path("unused"))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(torch.ones(1, 2)).sum().backward()
+    trained.before_update(optimizer)
+    trained.remove()
+    assert written.trained["parameter_bytes"] == parameter_bytes
+    assert written.trained["ddp_bytes"] == 12
+    assert written.trained["ddp_model_bytes"] == [12]
