@@ -276,7 +276,9 @@ CAUSE = CatalogueCause(
         "pickle, then its bytes, and unpickle all of them on each rank. With NCCL the bytes are "
         "copied to the GPU and back. Numbers fit into a tensor, which takes one collective; "
         "everything else can be gathered when it is logged. Functions of torch exchange objects "
-        "too: each `torch.distributed.checkpoint.save` sends what every rank is to write."
+        "too: each `torch.distributed.checkpoint.save` sends what every rank is to write. A "
+        "slice of a tensor is pickled with the whole memory that it is a part of; its `clone()` is "
+        "not."
     ),
     gain_note=(
         "If the fix exchanges objects in few steps, the steps are replayed without the calls, "

@@ -17,7 +17,7 @@ def _rule(facts: Facts) -> Sighting | None:
                 f"The model of {named_ranks(ranks)} is not bit-identical with that of most other "
                 f"ranks, from step {checks['first_step']} on at the latest "
                 f"({counted(int(checks['checks']), 'comparison')}, --check-sync). Each rank "
-                "trains a model of its own, though all use the same gradients."
+                "trains a model of its own."
             )
     return None
 
@@ -48,8 +48,11 @@ CAUSE = CatalogueCause(
         "Averaged gradients keep models equal only if they were equal. DDP sends rank 0's weights "
         "once, when DDP is made. A script must itself keep the models equal if it averages "
         "gradients itself, changes weights after that, or steps an optimizer on some ranks only. "
-        "The loss still falls on every rank, so nothing shows that the saved model is that of one "
-        "rank alone."
+        "So must a script that trains what DDP does not average: parameters that were frozen when "
+        "DDP was made (make DDP again), and gradients that a hook of "
+        "`register_post_accumulate_grad_hook` uses, which runs before DDP's exchange. The loss "
+        "still falls on every rank, so nothing shows that the saved model is that of one rank "
+        "alone."
     ),
     fix=_FIX,
     edit=lambda facts, _: _edit(facts),
