@@ -70,11 +70,17 @@ def device_calls(events: ProfilerEvents, device: int, world_size: int) -> CallCo
 
 
 def _replays(events: ProfilerEvents, correlation: Ints) -> Ints:
-    """Returns, by kernel, the correlation id of the graph launch that ran it, or -1."""
-    if not events.graph_launched:
-        return np.full(len(correlation), -1, np.int64)
-    is_replayed = np.isin(correlation, np.frombuffer(events.graph_launched, np.int64))
-    return np.where(is_replayed & (correlation >= 0), correlation, -1)
+    """Returns, by kernel, the correlation id of the graph launch that ran it, or -1.
+
+    A launch that was not recorded is known as that of a graph if it ran several kernels.
+    """
+    graphs = np.asarray(events.graph_launched, np.int64)
+    lost = np.setdiff1d(correlation[correlation > 0], np.asarray(events.launched, np.int64))
+    if len(lost):
+        of_kernels = np.append(correlation, np.asarray(events.kernels.tag, np.int64))
+        launched, kernels = np.unique(of_kernels[np.isin(of_kernels, lost)], return_counts=True)
+        graphs = np.append(graphs, launched[kernels > 1])
+    return np.where(np.isin(correlation, graphs) & (correlation >= 0), correlation, -1)
 
 
 def _in_order(events: NamedEvents, device: int) -> EventTable:

@@ -24,8 +24,8 @@ _OF_MANY_RANKS = re.compile(
 #: Names of functions that hold such a word and run on one rank: Inductor names a kernel after the
 #: operators that it fuses, and threads of a block reduce among themselves.
 _OF_ONE_RANK = re.compile(
-    r"^(?:void )?(?:triton_|at::)|(?:warp|block|thread|cta|lane)_?(?:all|reduce_?scatter)|"
-    r"copy_(?:in|out)",
+    r"^(?:void )?(?:triton_[a-z]+_fused_|at::)|copy_(?:in|out)|"
+    r"(?:warp|block|thread|cta|lane)_?(?:all|reduce_?scatter)",
     re.IGNORECASE,
 )
 _ANONYMOUS = "(anonymous namespace)::"

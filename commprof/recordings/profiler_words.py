@@ -25,6 +25,8 @@ _OPS_BY_WORD: Final = (
     ("allgatherbase", "all_gather_into_tensor"),
     ("allgatherinto", "all_gather_into_tensor"),
     ("allgather", "all_gather"),
+    # Kernel of AITER that reduces a part on each rank, and stores it on all of them.
+    ("reducescattercrossdevicestore", "all_reduce"),
     ("reducescattertensorcoalesced", "reduce_scatter_tensor_coalesced"),
     ("reducescatterbase", "reduce_scatter_tensor"),
     ("reducescattertensor", "reduce_scatter_tensor"),

@@ -189,11 +189,13 @@ def test_other_files_in_an_archive_are_ignored(tmp_path: Path) -> None:
         ("void flashinfer::trtllm_mnnvl_allreduce::rmsNormLamport_fusion<x>(x)", "other"),
         ("void sglang::all_reduce_1shot_push_kernel<x>(sglang::Params)", "all_reduce"),
         (
+            # It stores each rank's part on all ranks, in a fused all-reduce.
             "_ZN5aiter33reduce_scatter_cross_device_storeIDF16bLi8EEEvPNS_8RankDataE",
-            "reduce_scatter",
+            "all_reduce",
         ),
         ("void aiter::allgather_lastdim<__half, 8>(aiter::RankData*)", "all_gather"),
         ("_all_gather_kernel_inner", "all_gather"),
+        ("triton_one_shot_all_reduce_kernel", "all_reduce"),
         ("void (anonymous namespace)::two_shot_all_reduce_kernel<x>(x)", "all_reduce"),
         ("(anonymous namespace)::barrier_kernel(unsigned int**, int, int, int)", "barrier"),
     ],
@@ -208,7 +210,7 @@ def test_communication_kernels_are_recognised_by_name(name: str, op: str) -> Non
     [
         *("ampere_sgemm", "void at::native::reduce_kernel<512>", "Memset"),
         # Inductor names a kernel after what it fuses, and a template's arguments tell an epilogue.
-        "triton_red_fused_all_gather_into_tensor_add_3",
+        *("triton_red_fused_all_gather_into_tensor_add_3", "triton_poi_fused_all_reduce_0"),
         "void at::native::vectorized_elementwise_kernel<4, all_reduce>(int)",
         "void cutlass::device_kernel<cutlass::AllReduceEpilogue>(x)",
         *("void blockAllReduce(float*)", "void warpReduceScatter<x>(x)"),
