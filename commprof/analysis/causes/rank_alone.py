@@ -31,8 +31,9 @@ _SAVING = ("save", "save_checkpoint", "save_model", "save_pretrained", "save_sta
 #: Pictures and tables have a ``save`` too. So a call of ``save`` counts as saving a checkpoint only
 #: if it is called on one of these names, or if the call mentions a state dict.
 _SAVERS = ("torch", "fabric", "accelerator", "checkpoint", "checkpointer", "dcp", "dist_cp")
-#: Parts of the names of functions that may write a checkpoint, and a whole name.
-_WRITING, _DUMP = ("save", "checkpoint", "ckpt"), "dump"
+#: Parts of the names of functions that may write a checkpoint, and whole names.
+_WRITING = ("save", "checkpoint", "ckpt")
+_WRITERS = ("dump", "dumps", "write", "write_bytes", "tofile", "to_pickle")
 _EVALUATING = ("eval", "evaluate", "evaluation", "validate", "validation", "test")
 #: At least this fraction of the unusual work must lie outside of backward, loading and updates.
 _OUTSIDE = 0.7
@@ -120,12 +121,17 @@ def _saves(facts: Facts) -> bool:
 
 
 def _writes_nothing(facts: Facts) -> bool:
-    """True if the script trains in a loop of its own, and no name that it calls is of a save."""
+    """True if the script trains in a loop of its own, and no name that it calls is of a save.
+
+    False if the script imports files of its own that were not read: they may save.
+    """
     script = facts.script
-    if not script.places("backward"):
-        return False  # a library's loop, which may save
+    if not script.places("backward") or script.has_unread_imports:
+        return False  # a library's loop may save, too
     names = {source.called(call) for source in script.sources for call in source.calls()}
-    return _DUMP not in names and not any(p in name.lower() for name in names for p in _WRITING)
+    return names.isdisjoint(_WRITERS) and not any(
+        part in name.lower() for name in names for part in _WRITING
+    )
 
 
 def _is_of_model(site: Site) -> bool:
@@ -178,7 +184,7 @@ _FIX_OF_PREPARING = (
     "# each rank evaluates, or prepares, a part\n"
     "part = YOUR_ITEMS[dist.get_rank() :: dist.get_world_size()]\n"
     "# sums of an evaluation: dist.all_reduce(YOUR_SUMS)\n"
-    "# what all ranks need alike, as an order: each rank draws it from one seed\n"
+    "# what all ranks need alike, as an order of samples: draw it from one seed\n"
     "generator = torch.Generator().manual_seed(YOUR_SEED + YOUR_EPOCH)\n"
     "# a log: every 1000 steps, or from a thread"
 )

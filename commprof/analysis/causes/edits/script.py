@@ -76,6 +76,27 @@ class Source:
             free.append(name)
         return tuple(free)
 
+    def imported_files(self) -> Iterator[Path]:
+        """Yields the files of the user's that this file imports; not those of installed packages.
+
+        A module is looked for in the folder of this file and in those around it.
+        """
+        folders = self.path.parents
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                named = [(0, alias.name) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                module = f"{node.module}." if node.module else ""
+                named = [(node.level, f"{module}{alias.name}") for alias in node.names]
+                named += [(node.level, node.module)] if node.module else []
+            else:
+                continue
+            for level, name in named:
+                for folder in folders[level - 1 : level] if level else folders:
+                    module_path = folder.joinpath(*name.split("."))
+                    files = module_path.with_suffix(".py"), module_path / "__init__.py"
+                    yield from (file for file in files if file.is_file())
+
     def calls(self) -> Iterator[ast.Call]:
         """Yields all calls."""
         return (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
@@ -281,6 +302,13 @@ class Script:
     #: Lines of the recorded stacks, as path and line number.
     ran: frozenset[tuple[str, int]]
 
+    @cached_property
+    def has_unread_imports(self) -> bool:
+        """True if these files import others of the user's, which are not among them."""
+        read = {source.path for source in self.sources}
+        imported = (file for source in self.sources for file in source.imported_files())
+        return any(file not in read and _is_of_user(file) for file in imported)
+
     def places(self, *names: str) -> list[Site]:
         """All calls of a function or class by one of these names."""
         return [
@@ -357,10 +385,7 @@ def _source(path: Path, begin_ns: int) -> Source | None:
 
     ``begin_ns``: begin of the recording in ns since the epoch; a file changed later is left out.
     """
-    text = str(path)
-    if path.suffix != ".py" or any(part in text for part in _OF_OTHERS):
-        return None
-    if path.is_relative_to(_COMMPROF):
+    if path.suffix != ".py" or not _is_of_user(path):
         return None
     try:
         state = path.stat()
@@ -370,3 +395,10 @@ def _source(path: Path, begin_ns: int) -> Source | None:
         return Source(path, code, ast.parse(code))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+
+
+def _is_of_user(path: Path) -> bool:
+    """False for files of installed packages, of Python and of commprof."""
+    text = str(path)
+    is_installed = any(part in text for part in _OF_OTHERS)
+    return not is_installed and not path.is_relative_to(_COMMPROF)

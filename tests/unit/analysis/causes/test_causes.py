@@ -668,6 +668,14 @@ def test_pictures_that_a_rank_saves_are_no_checkpoints(
         ("    loss.backward()\n    write_checkpoint(model)\n", False),
         ("    loss.backward()\n    torch.save(model.state_dict(), 'x')\n", False),
         ("    trainer.fit(model)\n", False),  # a library's loop may save
+        ("    loss.backward()\n    file.write(pickle.dumps(model))\n", False),
+        (
+            "    loss.backward()\n    import parts.helpers as helpers\n    helpers.done(model)\n",
+            False,
+        ),
+        ("    loss.backward()\n    from parts import helpers\n    helpers.done(model)\n", False),
+        ("    loss.backward()\n    from .parts.helpers import done\n    done(model)\n", False),
+        ("    loss.backward()\n    import absent\n    absent.done(model)\n", True),
     ],
 )
 def test_no_checkpoint_is_told_of_if_the_script_writes_none(
@@ -676,6 +684,8 @@ def test_no_checkpoint_is_told_of_if_the_script_writes_none(
     train = tmp_path / "train.py"
     train.write_text(f"for step in range(40):\n{loop}")
     os.utime(train, (0, 0))  # it is as it ran
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "helpers.py").write_text("")  # no stack shows it: it is not read
     found = causes_of(alone(60.0, 5), steps=31, models=0, script_path=str(train))
     cause = found["rank-alone"]
     assert ("checkpoint" not in cause.sentence) == prepares
