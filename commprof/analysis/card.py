@@ -361,7 +361,7 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
     if captured_in_python(result.context):
         yield PYTHON_BRIEF
     if not world.evidence.steps_marked:
-        yield "No step is marked: each repetition counts as a step, and may be only a part of one."
+        yield "No step is marked: each repetition counts as a step, but may be a part of one."
     yield from _told(told, "few_steps")
 
 

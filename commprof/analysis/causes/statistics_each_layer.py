@@ -28,8 +28,8 @@ _SHARE = 0.05
 #: Statistics of a norm have gradients: backward has at least this many calls for each of forward.
 _BACK = 0.5
 _WITHOUT_GRADIENT = (
-    " Backward has no such calls. If the layers use these values only from the next step on, as "
-    "layers with codebooks do, one call after backward is enough."
+    " Backward has no such calls. If only later steps use these values, as with codebooks, one "
+    "call after backward is enough."
 )
 _FIX_OF_BUFFERS = (
     "# what only later steps use (codebooks, running sums, FP8 scales): keep this\n"
@@ -97,7 +97,7 @@ def _rule(facts: Facts) -> Sighting | None:
     gone = [(calls, mask if is_norm else _joined(calls, mask)) for calls, mask in both]
     like = "as SyncBatchNorm does with its statistics" if is_norm else "with no gradient"
     return Sighting(
-        f"Layers of the model exchange small tensors{at_line(line)}, {like}: "
+        f"Layers exchange small tensors{at_line(line)}, {like}: "
         f"{counted(round(first.per_step(mask)), 'call')} per step "
         f"({in_bytes(float(first.size_bytes[mask].mean()))} on average). The ranks wait for each "
         f"call before the next layer computes, {in_ms(ms)} per step in all."

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
 import re
+from collections.abc import Iterator
 
 import pytest
 
-from commprof.analysis.causes import pickled_objects, rank_alone, statistics_each_layer
+from commprof.analysis import causes
 from commprof.analysis.causes.catalogue_cause import CatalogueCause
 from commprof.analysis.causes.registry import CAUSES
 from commprof.analysis.named_cause import NamedCause, Saving
@@ -26,16 +29,17 @@ def test_a_fix_is_code_that_fits_on_the_first_screen(cause: CatalogueCause) -> N
         assert max(map(len, lines)) <= WIDTH
 
 
-OF_JOBS = [
-    rank_alone._FIX_OF_PREPARING,
-    statistics_each_layer._FIX_OF_BUFFERS,
-    pickled_objects._FIX_OF_CHECKPOINTS,
-    pickled_objects._FIX_OF_LIBRARIES,
-]
+def fixes_of_cases() -> Iterator[tuple[str, str]]:
+    """Name and text of each fix that a module of a cause holds, whatever case it is for."""
+    for module_info in pkgutil.iter_modules(causes.__path__):
+        module = importlib.import_module(f"{causes.__name__}.{module_info.name}")
+        for name, fix in vars(module).items():
+            if "FIX" in name and isinstance(fix, str) and fix:
+                yield f"{module_info.name}.{name}", fix
 
 
-@pytest.mark.parametrize("fix", OF_JOBS)
-def test_a_fix_of_some_jobs_is_code_that_fits_on_the_first_screen(fix: str) -> None:
+@pytest.mark.parametrize(("name", "fix"), [*fixes_of_cases()])
+def test_a_fix_for_a_special_case_fits_on_the_first_screen_too(name: str, fix: str) -> None:
     ast.parse(fix)
     lines = [line for line in fix.splitlines() if line]
     assert len(lines) <= LINES

@@ -14,6 +14,7 @@ import pytest
 from commprof.analysis.causes import pipeline_bubble, scalars_one_by_one
 from commprof.analysis.causes.facts import Facts
 from commprof.analysis.causes.registry import sizes_are_told
+from commprof.report.one_screen import prose
 from commprof.trace.schema import OPS, Phase
 from tests.support.builders.caused import Script, causes_of, facts_of, saved
 from tests.support.builders.traces import MS
@@ -153,7 +154,8 @@ def codebooks(reductions: tuple[int, ...], in_backward: bool, script: Script, st
     def exchanged() -> None:
         script.now_ms += 1.0
         for reduction in reductions:
-            script.call(size=512, ms=0.5, reduce_op=reduction)
+            stack = ("/job/models/quantizer.py:123 forward",)
+            script.call(size=512, ms=0.5, reduce_op=reduction, stack=stack)
 
     script.forward(2.0, *[exchanged] * 8)
     begin = script.now_ms
@@ -172,6 +174,7 @@ def test_sums_without_gradients_are_to_be_joined(reductions: tuple[int, ...], re
     cause = found["statistics-each-layer"]
     assert "with no gradient" in cause.sentence
     assert "one call after backward is enough" in cause.sentence
+    assert len(prose(f"Cause: {cause.sentence} The fix {cause.wins}.")) <= 5  # as on the card
     assert "Norm" not in cause.fix
     assert "torch.distributed.all_reduce(flat)" in cause.fix
     calls = 8 * len(reductions)
