@@ -62,6 +62,14 @@ _FIX_OF_CHECKPOINTS = (
     "# for many tensors and ranks, with plans that are sent once:\n"
     "# planner=dcp.DefaultSavePlanner(enable_plan_caching=True)"
 )
+_FIX_OF_KEPT_PLANS = (
+    "import torch.distributed.checkpoint as dcp\n\n"
+    "if YOUR_STEP % 1000 == 0:  # seldom enough for the job to lose little\n"
+    "    dcp.save(YOUR_STATE, checkpoint_id=YOUR_PATH, planner=YOUR_PLANNER)\n"
+    "# or in the background: dcp.async_save"
+)
+#: Setting of a planner that keeps its plans from save to save.
+_KEEPS_PLANS = "enable_plan_caching"
 _FIX_OF_BROADCASTS = (
     "import torch.distributed as dist\n\n"
     "values = torch.tensor(YOUR_NUMBERS)  # on the GPU if the group is NCCL's\n"
@@ -229,7 +237,10 @@ def _rule(facts: Facts) -> Sighting | None:
         else f"Python objects are pickled and exchanged {how_often} ({by}){at_line(line)}: "
         f"{in_bytes(mean_bytes)} on average, two collectives per object"
     )
-    of_library = _FIX_OF_CHECKPOINTS if file == _CHECKPOINT else _FIX_OF_LIBRARIES
+    of_library = _FIX_OF_LIBRARIES
+    if file == _CHECKPOINT:
+        keeps_plans = facts.script.sets(_KEEPS_PLANS)
+        of_library = _FIX_OF_KEPT_PLANS if keeps_plans else _FIX_OF_CHECKPOINTS
     return Sighting(
         f"{what}, {in_ms(ms)} per step, {_INCLUDED[is_whole]}.",
         share if is_whole else math.nan,

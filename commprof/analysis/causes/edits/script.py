@@ -318,6 +318,11 @@ class Script:
             if source.called(call) in names
         ]
 
+    def sets(self, argument: str) -> bool:
+        """True if a call passes an argument by this name."""
+        calls = (call for source in self.sources for call in source.calls())
+        return any(keyword.arg == argument for call in calls for keyword in call.keywords)
+
     def only(self, *names: str) -> Site | None:
         """The only call of these names; of several, the only one in a recorded stack or first file.
 
