@@ -151,7 +151,7 @@ _TOOLS: Final = (
         "which has no times at which collectives ran",
     ),
     (
-        rb"\x80[\x02-\x05](?s:.){0,30}segments",
+        rb"\x80[\x02-\x05](?s:.){0,30}segments(?s:.){1,120}(?:address|device_traces)",
         "a snapshot of torch's memory (torch.cuda.memory)",
         "which shows allocations, not collectives",
     ),
@@ -209,8 +209,9 @@ _NAMES: Final = (
 _STARTED_TEST: Final = re.compile(
     rb"# nThread \d+ nGpus \d+ minBytes|Test (?:NCCL|CUDA|HIP) failure \w+\.(?:cu|cpp)"
 )
+_STOPPED: Final = b"Watchdog caught collective operation timeout: "
 _WATCHDOG: Final = re.compile(
-    rb"Watchdog caught collective operation timeout: (Work\w+)\(([^()\r\n]{1,300}?)(?:, Timeout|\))"
+    re.escape(_STOPPED) + rb"(Work\w+)\(([^()\r\n]{1,300}?)(?:, Timeout|\))"
 )
 
 
@@ -254,18 +255,18 @@ def _unpacked(path: Path) -> Iterator[BinaryIO]:
 def _by_text(path: Path, most_bytes: int) -> str:
     tail, searched = b"", 0
     started = has_nccl = False
-    waited = table = None
+    match = waited = table = None
     with _unpacked(path) as opened:
         while searched < most_bytes and (chunk := opened.read(_CHUNK_BYTES)):
             text = tail + chunk
-            is_likely = any(hint in text for hint in _HINTS)
-            if is_likely and (match := _ANY.search(text)):
-                _, what, why = _TOOLS[(match.lastindex or 1) - 1]
-                return f"{what}, {why}"
-            started = started or _STARTED_TEST.search(text) is not None
-            waited = waited or _WATCHDOG.search(text)
-            has_nccl = has_nccl or LOG_LINE.search(text) is not None
-            table = table or _ANY_TABLE.search(text)
+            if match is None and any(hint in text for hint in _HINTS):
+                match = _ANY.search(text)
+            if waited is None and _STOPPED in text:
+                waited = _WATCHDOG.search(text)
+            if match is None:
+                started = started or _STARTED_TEST.search(text) is not None
+                has_nccl = has_nccl or LOG_LINE.search(text) is not None
+                table = table or _ANY_TABLE.search(text)
             tail, searched = chunk[-_OVERLAP_BYTES:], searched + len(chunk)
     if waited and not started:
         work, about = (printable(part.decode(errors="replace")) for part in waited.groups())
@@ -273,6 +274,9 @@ def _by_text(path: Path, most_bytes: int) -> str:
             f"a job's log, in which torch's watchdog stopped {work}({about}): the Flight Recorder "
             "dumps of all ranks tell who was waited for"
         )
+    if match:
+        _, what, why = _TOOLS[(match.lastindex or 1) - 1]
+        return f"{what}, {why}"
     if not started and not has_nccl:
         if table is None:
             return ""

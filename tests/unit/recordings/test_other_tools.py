@@ -263,6 +263,26 @@ def test_a_snapshot_of_memory_is_no_dump_of_flight_recorder(
         snapshot = {"segments": [{"address": 1}] * 900, "device_traces": [[]]}
         path.write_bytes(pickle.dumps(snapshot, protocol=protocol))
         assert "is a snapshot of torch's memory (torch.cuda.memory)" in _refusal(path, capsys)
+    transcript = {"segments": [{"start": 0.0, "text": "a"}] * 900, "language": "en"}
+    path.write_bytes(pickle.dumps(transcript))
+    assert main(["report", str(path)]) != 0
+    assert "snapshot of torch" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "test_text",
+    [
+        "nvbandwidth Version: v0.8\n",
+        "The average bandwidth of all_reduce over 16 ranks (5 warmups / 20 trials):\n",
+        "#bytes #iterations BW peak[Gb/sec]\n",
+    ],
+)
+def test_a_test_before_a_job_does_not_hide_what_stopped_the_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], test_text: str
+) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(test_text + "step 1\n" * (1 << 18) + WATCHDOG)
+    assert "torch's watchdog stopped WorkNCCL(SeqNum=7" in _refusal(path, capsys)
 
 
 def test_a_table_in_a_job_s_log_does_not_hide_what_stopped_the_job(
