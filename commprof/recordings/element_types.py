@@ -14,7 +14,7 @@ _IN_C10D: Final = {
     **{"int64": "Long", "int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte"},
     **{"complex32": "ComplexHalf", "complex64": "ComplexFloat", "complex128": "ComplexDouble"},
     **{"float8e4m3": "Float8_e4m3fn", "float8e5m2": "Float8_e5m2", "bool": "Bool"},
-    **{name.lower(): name for name in ELEMENT_BYTES if name.startswith(("Float8", "UInt"))},
+    **{name.lower(): name for name in ELEMENT_BYTES},  # "ncclHalf", "torch.long"
 }
 _PREFIXES: Final = ("torch.", "nccl", "c10::")
 #: Bytes of an element by the names in c10d's metadata, and by the C++ names in the profiler's input
