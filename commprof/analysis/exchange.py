@@ -74,7 +74,7 @@ class SmallCalls:
             )
         if self.calls_per_step < 1.5:
             return "make such a call less often than once per step"
-        return "join them, or make them in fewer steps"
+        return "join those whose results are not used in between, or make them in fewer steps"
 
     @property
     def name(self) -> str:
