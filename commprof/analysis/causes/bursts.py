@@ -88,11 +88,14 @@ class Bursts:
         """What joining removes: the calls, and the thread's work since the previous call's end.
 
         The work between two calls of a burst, such as reading a result with ``.item()`` and making
-        the next tensor, is then done once for all calls of the burst.
+        the next tensor, is then done once for all calls of the burst. Work that takes longer than
+        the thread waits for the next call is something else, such as a log, and stays.
         """
         rest = np.flatnonzero(~self.remains)
         begin = self.calls.wait_end_ns[self.row[rest - 1]]
+        issue = self.calls.table.issue_ns[self.row[rest]]
         end = self.calls.wait_end_ns[self.row[rest]]
+        begin = np.where(issue - begin > end - issue, issue, begin)
         return Removed(self.joined, begin, end, bytes_remain=True)
 
 

@@ -222,6 +222,22 @@ def test_other_calls_do_not_hide_the_numbers_that_can_be_joined() -> None:
     assert saved(found["scalars-one-by-one"]) == pytest.approx(5 * 0.6 / 78.6, abs=1e-3)
 
 
+def test_other_work_between_two_of_the_numbers_is_not_won() -> None:
+    """As a log that the script writes amid its metrics, which joining them does not spare."""
+
+    def body(script: Script, step: int) -> None:
+        script.forward(10.0)
+        script.backward(20.0, {4 * MB: 2.0})
+        script.work(1.0, Phase.OPTIMIZER)
+        for place in range(12):
+            script.work(5.0 if place == 6 else 0.1)
+            script.call(size=4, ms=0.5)
+
+    cause = causes_of(body)["scalars-one-by-one"]
+    # Of 11 calls the times, and the work before 10 of them, in steps of 33 + 5 + 12 * 0.6 - 0.1 ms.
+    assert saved(cause) == pytest.approx((11 * 0.5 + 10 * 0.1) / 45.1, abs=1e-3)
+
+
 def owned(op: str, script: Script, step: int) -> None:
     """As ZeRO by hand: tensors whose roots are the two ranks in turn."""
     script.forward(10.0)
