@@ -25,10 +25,11 @@ _LEAST = 4
 _SYNC = "has_sync_bn"
 #: The calls take at least this fraction of the step.
 _SHARE = 0.05
-#: Statistics of a norm have gradients: backward has at least this many calls for each of forward.
+#: Statistics of a norm have gradients: backward has at least ``_LEAST`` such calls, or this many
+#: for each of forward. Passes without gradients, as of a teacher, have theirs in forward only.
 _BACK = 0.5
 _WITHOUT_GRADIENT = (
-    " Backward has no such calls. If only later steps use these values, as with codebooks, one "
+    " Backward has none of them. If only later steps use these values, as with codebooks, one "
     "call after backward is enough."
 )
 _FIX_OF_BUFFERS = (
@@ -111,7 +112,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 def _has_gradients(calls: RankCalls, forward: Mask, backward: Mask) -> bool:
     """True if backward makes calls like those of forward, as for statistics of a norm."""
-    return calls.per_step(backward) >= _BACK * calls.per_step(forward)
+    return calls.per_step(backward) >= min(_LEAST, _BACK * calls.per_step(forward))
 
 
 def _joined(calls: RankCalls, mask: Mask) -> Mask:

@@ -181,6 +181,20 @@ def test_sums_without_gradients_are_to_be_joined(reductions: tuple[int, ...], re
     assert saved(cause) == pytest.approx((calls - remain) * 0.5 / (33 + calls * 0.5), abs=1e-3)
 
 
+def test_a_norm_is_one_also_where_most_passes_have_no_gradient() -> None:
+    """As of a student and three teachers: backward has a quarter of forward's calls."""
+
+    def body(script: Script, step: int) -> None:
+        for _ in range(3):
+            script.forward(2.0, *[partial(script.call, size=512, ms=0.5)] * 8)
+        codebooks((0,), True, script, step)
+
+    cause = causes_of(body)["statistics-each-layer"]
+    assert "as SyncBatchNorm does with its statistics" in cause.sentence
+    assert "no gradient" not in cause.sentence
+    assert "GroupNorm" in cause.fix
+
+
 def test_statistics_with_gradients_are_those_of_a_norm() -> None:
     cause = causes_of(partial(codebooks, (0,), True))["statistics-each-layer"]
     assert "as SyncBatchNorm does with its statistics" in cause.sentence
