@@ -11,7 +11,7 @@ from commprof.analysis.causes.catalogue_cause import WORTH_NAMING
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.causes.pickled_objects import of_objects
-from commprof.analysis.causes.sharded_library import library
+from commprof.analysis.causes.sharded_library import fsdp_of, library
 from commprof.analysis.named_cause import Saving
 from commprof.text import counted, in_bytes, in_ms
 from commprof.trace.exchanged import trained_by
@@ -46,7 +46,7 @@ def gathered_shards(facts: Facts, chosen: Callable[[RankCalls], Mask]) -> Gather
     ``chosen``: returns the mask of a rank's gathers that are looked at. If forward does not gather
     the model, these gathers may serve the forward pass.
     """
-    if facts.world.communication.sharding is None:
+    if fsdp_of(facts) is None:
         return None
     of_ranks = facts.on_all_ranks(
         lambda calls: (calls, chosen(calls)),

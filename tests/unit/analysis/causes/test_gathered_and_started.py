@@ -53,6 +53,12 @@ def clipped(script: Script, step: int, update: bool = True) -> None:
     script.work(20.0, Phase.OPTIMIZER if update else Phase.OTHER)
 
 
+@pytest.mark.parametrize("body", [averaged, clipped])
+def test_gathers_of_a_script_that_shards_by_itself_are_none_of_fsdp(body: Any) -> None:
+    """The trained parameters are no shards of torch's: they have no ``full_tensor``."""
+    assert causes_of(body, models=0, trained={**SHARDS, "sharded": False}) == {}
+
+
 def test_gradients_that_are_gathered_for_their_norm_are_named() -> None:
     found = causes_of(clipped, models=0, trained=SHARDS)
     assert "gathered-parameters" not in found
