@@ -14,8 +14,11 @@ _IN_C10D: Final = {
     **{"int64": "Long", "int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte"},
     **{"complex32": "ComplexHalf", "complex64": "ComplexFloat", "complex128": "ComplexDouble"},
     **{"float8e4m3": "Float8_e4m3fn", "float8e5m2": "Float8_e5m2", "bool": "Bool"},
-    **{name.lower(): name for name in ELEMENT_BYTES},  # "ncclHalf", "torch.long"
+    **{name.lower(): name for name in ELEMENT_BYTES if name.startswith(("Float8", "UInt"))},
 }
+#: c10d's names by their letters in lower case: NCCL and Python have other names ("ncclHalf",
+#: "torch.long") that are these after a prefix. Without a prefix they are those of C++ ("float").
+_AFTER_PREFIX: Final = {name.lower(): name for name in ELEMENT_BYTES} | _IN_C10D
 _PREFIXES: Final = ("torch.", "nccl", "c10::")
 #: Bytes of an element by the names in c10d's metadata, and by the C++ names in the profiler's input
 #: types, without "c10::".
@@ -34,7 +37,7 @@ def c10d_type(name: str) -> str:
     bare = name.lower()
     for prefix in _PREFIXES:
         bare = bare.removeprefix(prefix)
-    return _IN_C10D.get(bare, name)
+    return (_IN_C10D if bare == name.lower() else _AFTER_PREFIX).get(bare, name)
 
 
 @lru_cache(maxsize=1 << 10)

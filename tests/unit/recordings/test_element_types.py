@@ -19,6 +19,7 @@ from tests.support.builders.flight_dumps import dump, entry, write_dumps
         *(("Float", "Float", 4), ("float32", "Float", 4), ("torch.float32", "Float", 4)),
         *(("ncclBfloat16", "BFloat16", 2), ("ncclInt64", "Long", 8), ("ncclUint8", "Byte", 1)),
         *(("ncclFloat8e4m3", "Float8_e4m3fn", 1), ("torch.float8_e5m2", "Float8_e5m2", 1)),
+        *(("float", "float", 4), ("torch.long", "Long", 8)),
         *(("ncclHalf", "Half", 2), ("ncclInt", "Int", 4), ("c10::Half", "Half", 2)),
         *(("torch.uint16", "UInt16", 2), ("bool", "Bool", 1), ("complex64", "ComplexFloat", 8)),
         *(("c10::BFloat16", "BFloat16", 2), ("long int", "long int", 8)),
