@@ -81,6 +81,9 @@ def diagnosis(path: Path) -> Diagnosis:
     waits = _supported(every_wait, dumps, states)
     mismatches = _mismatches(dumps)
     cause = find_cause(everybody, waits, mismatches)
+    lacks_members = _may_lack_members(dumps, states, members)
+    if cause.circle is not None and cause.circle.issued and (lacks_members or waits != every_wait):
+        cause = Cause("arrived", (), {})  # another rank may not have issued these operations
     words = DumpedWords(dumps, members)
     doubtful = {rank for rank, operations in every_wait.items() if waits[rank] != operations}
     kind, culprits = _culprits(cause, states, waits, words, doubtful)
@@ -89,7 +92,7 @@ def diagnosis(path: Path) -> Diagnosis:
         kind = "unknown"
     if kind == "arrived" and waits != every_wait:
         kind = "unmatched"
-    if kind == "arrived" and _may_lack_members(dumps, states, members):
+    if kind == "arrived" and lacks_members:
         kind = "members"
     ranks = [one.rank for one in culprits]
     return Diagnosis(
