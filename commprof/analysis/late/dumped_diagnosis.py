@@ -111,12 +111,11 @@ class Diagnosis:
         """The verdict in one sentence."""
         who = named_ranks([one.rank for one in self.culprits])
         if self.kind == "none":
-            elsewhere = "outside of torch.distributed's operations"
-            if self.lacks.messages_untold:
-                elsewhere = (
-                    "in a send or recv, which gloo's dumps do not hold, or outside of operations"
-                )
-            return f"No operation is pending in these dumps: if the job hangs, then {elsewhere}"
+            elsewhere = ", ".join(self._not_in_dumps)
+            return (
+                f"No operation is pending in these dumps: if the job hangs, then {elsewhere}, or "
+                "outside of operations"
+            )
         if self.kind == "unknown":
             uneven = any(one.uneven for one in self.groups)
             numbers = "different numbers" if uneven else "the same number"
@@ -175,6 +174,19 @@ class Diagnosis:
                 "told, because full buffers have dropped what ranks did before"
             )
         return f"The job hangs because of {who}" + (f"; {others} {them}" if self.victims else "")
+
+    @property
+    def _not_in_dumps(self) -> list[str]:
+        """Where ranks may wait in an operation if none is pending in the dumps."""
+        messages = ["in a send or recv, which gloo's dumps do not hold"]
+        undumped = [
+            f"in an operation of {named_ranks(self.read.missing)}, which left no readable dump"
+        ]
+        return [
+            *(messages if self.lacks.messages_untold else ()),
+            *(undumped if self.read.missing else ()),
+            "in an operation of another backend",
+        ]
 
     @property
     def _untold(self) -> str:

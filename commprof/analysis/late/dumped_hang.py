@@ -198,9 +198,9 @@ def _may_wait_in_a_message(
     guilty = {accused.rank for accused in culprits if not accused.behind}
     idle = {state.rank for state in states if state.rank in guilty and not state.pending}
     backends = {entry.backend for dump in dumps for entry in dump.entries}
-    if kind == "absent" and not idle:
-        return False
-    return kind in ("absent", "none") and backends == {"gloo"} and len(dumps) > 1
+    if kind == "none":
+        return "gloo" in backends
+    return kind == "absent" and bool(idle) and backends == {"gloo"} and len(dumps) > 1
 
 
 def _supported(

@@ -306,18 +306,19 @@ def test_ranks_are_not_said_to_wait_in_calls_after_those_that_differ(tmp_path: P
     ]
 
 
-def test_dumps_of_gloo_without_a_pending_operation_may_hang_in_a_message(tmp_path: Path) -> None:
-    def said(backend: str) -> str:
-        made = [dump(PAIR, entry("0", 1, state="completed", backend=backend))] * 2
-        found = diagnosis(write_dumps(tmp_path, *made))
-        assert culprits(found) == ("none", [])
-        return found.sentence
-
-    assert said("gloo") == (
-        "No operation is pending in these dumps: if the job hangs, then in a send or recv, which "
-        "gloo's dumps do not hold, or outside of operations"
-    )
-    assert said("nccl") == (
-        "No operation is pending in these dumps: if the job hangs, then outside of "
-        "torch.distributed's operations"
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("backends", [("nccl",), ("gloo",), ("nccl", "gloo")])
+def test_dumps_without_a_pending_operation_tell_what_they_do_not_hold(
+    tmp_path: Path, backends: Sequence[str], ranks: int
+) -> None:
+    entries = [entry("0", 1, state="completed", backend=backend) for backend in backends]
+    found = diagnosis(write_dumps(tmp_path, *[dump(PAIR, *entries)] * ranks))
+    assert culprits(found) == ("none", [])
+    places = [
+        *["in a send or recv, which gloo's dumps do not hold"] * ("gloo" in backends),
+        *["in an operation of rank 1, which left no readable dump"] * (ranks == 1),
+        "in an operation of another backend, or outside of operations",
+    ]
+    assert found.sentence == (
+        f"No operation is pending in these dumps: if the job hangs, then {', '.join(places)}"
     )
