@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -484,17 +484,34 @@ class _Entries:
                 self._descriptions[number] = _description_of(values[numbers.index(number)])
         columns = dict(zip(INTEGERS, integers.T.tolist(), strict=True))
         created_ns, record = columns["time_created_ns"], columns["record_id"]
+        used = [self._descriptions[number] for number in dict.fromkeys(numbers)]
+        replaced = _replaced(used)
         entries = []
         for row, number in enumerate(numbers):
             about = self._descriptions[number]
+            if replaced and about.pg_id in replaced:
+                continue
             seq, created = columns[about.number][row], created_ns[row]
             if seq < 0 or created < 0:
                 seq, created = _number_and_time(values[row], about.number)
             entries.append(Entry._make((*about.before, seq, *about.between, created, *about.after)))
         if min(record, default=0) < 0:
             record = [_integer(value.get("record_id", 0), "record_id") for value in values]
-        used = [self._descriptions[number] for number in dict.fromkeys(numbers)]
-        return entries, used, record
+        return entries, [about for about in used if about.pg_id not in replaced], record
+
+
+def _replaced(used: Iterable[_Description]) -> set[int]:
+    """Returns the ids of groups that a later group of the same name and backend replaced.
+
+    If a script destroys its process groups and makes them again, c10d uses their names, and the
+    numbers of their operations, again. What the destroyed groups had pending, they gave up.
+    """
+    ids: dict[tuple[str, str], set[int]] = {}
+    for about in used:
+        name, backend = about.before[:2]
+        if name and about.names_group:
+            ids.setdefault((name, backend), set()).add(about.pg_id)
+    return {pg_id for found in ids.values() for pg_id in found if pg_id < max(found)}
 
 
 def _number_and_time(value: Mapping[str, Any], number: str) -> tuple[int, int]:

@@ -322,3 +322,28 @@ def test_dumps_without_a_pending_operation_tell_what_they_do_not_hold(
     assert found.sentence == (
         f"No operation is pending in these dumps: if the job hangs, then {', '.join(places)}"
     )
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_a_group_that_was_made_again_is_not_mixed_with_the_one_before(
+    tmp_path: Path, backend: str
+) -> None:
+    """c10d names and numbers again from 0; rank 0 waits, and rank 1 has not arrived."""
+
+    def rank(*numbers: int) -> dict[str, Any]:
+        before = [
+            entry("0", 0, state="completed", backend=backend),
+            entry("0", 1, "barrier", "scheduled", backend=backend),  # given up
+            entry("0", 2, state="completed", backend=backend),
+        ]
+        again = [
+            entry("0", seq, state=state, backend=backend) | {"pg_id": 2}
+            for seq, state in zip(numbers, ("completed", "scheduled"), strict=False)
+        ]
+        return numbered(PAIR, *before, *again)
+
+    found = diagnosis(write_dumps(tmp_path, rank(0, 1), rank(0)))
+    assert culprits(found) == ("absent", [1])
+    assert [(one.scheduled, one.completed) for one in found.groups] == [
+        ({0: 1, 1: 0}, {0: 0, 1: 0}),
+    ]
