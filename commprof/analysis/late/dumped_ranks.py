@@ -46,12 +46,12 @@ def standings(dumps: Sequence[Dump]) -> list[DumpedRank]:
     with_messages = {entry.group for dump in dumps for entry in dump.entries if entry.is_message}
     starts = any(entry.state == "started" for dump in dumps for entry in dump.entries)
     groups = groups_by_rank(members)
-    whole = frozenset(dump.rank for dump in dumps if dump.whole)
+    whole = frozenset(dump.rank for dump in dumps if dump.whole and not _receives_any(dump))
     return [
         _standing(
             *(d, groups.get(d.rank, {}), with_messages, len(everybody)),
             starts and not _lacks_starts(d),
-            _Numbered(members, whole if d.whole else frozenset()),
+            _Numbered(members, whole if d.rank in whole else frozenset()),
         )
         for d in dumps
     ]
@@ -60,8 +60,8 @@ def standings(dumps: Sequence[Dump]) -> list[DumpedRank]:
 class _Numbered:
     """Numbers a rank's messages with each other rank, as far as both ranks can agree on a number.
 
-    Messages are numbered from the first one if the dumps of both ranks are whole, or else from the
-    first that is pending.
+    Messages are numbered from the first one if the dumps of both ranks are whole, and neither
+    receives from any rank, which may take any message; or else from the first that is pending.
     """
 
     def __init__(self, members: Mapping[str, tuple[int, ...]], whole: frozenset[int]) -> None:
@@ -83,6 +83,10 @@ class _Numbered:
             return -1
         self.next[key] += 1
         return self.next[key] - 1
+
+
+def _receives_any(dump: Dump) -> bool:
+    return any(entry.is_message and entry.peer < 0 for entry in dump.entries)
 
 
 def _lacks_starts(dump: Dump) -> bool:

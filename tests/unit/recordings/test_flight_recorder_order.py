@@ -324,6 +324,14 @@ def test_dumps_without_a_pending_operation_tell_what_they_do_not_hold(
     )
 
 
+def test_a_message_that_a_receive_from_any_rank_took_hides_no_missing_send(tmp_path: Path) -> None:
+    """Rank 1 received rank 0's only message from any rank; it waits for one that nobody sent."""
+    sent = entry("0", 0, "send 0->1", "completed", backend="ucc")
+    taken = entry("0", 0, "send 0->1", "completed") | {"profiling_name": "ucc:recv 1<-?"}
+    made = [numbered(PAIR, sent), numbered(PAIR, taken, entry("0", 1, "recv 1<-0", backend="ucc"))]
+    assert culprits(diagnosis(write_dumps(tmp_path, *made))) == ("absent", [0])
+
+
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
 def test_a_group_that_was_made_again_is_not_mixed_with_the_one_before(
     tmp_path: Path, backend: str
