@@ -57,8 +57,8 @@ class Circle:
         """Predicate for the circle's ranks: who waits in which operation, and who differs.
 
         "wait for each other: rank 1 waits in X where rank 0 waits in Y; rank 1 differs from ...".
-        If they have issued all operations: "issued the same calls in different orders: rank 1 first
-        issued X where rank 0 first issued Y; rank 1 differs from ...".
+        If they have issued all operations: "issued their common calls in different orders: rank 1
+        first issued X where rank 0 first issued Y; rank 1 differs from ...".
 
         lines: lines of code of ranks, as far as known.
         """
@@ -81,7 +81,7 @@ class Circle:
         where = f"{said(odd)} where {said(rest)}" if rest else said(odd)
         who = who_differs(self.told_ranks, self.by_majority)
         if self.issued:
-            return f"issued the same calls in different orders: {where}; {who}"
+            return f"issued their common calls in different orders: {where}; {who}"
         return f"wait for each other: {where}; {self._order or who}"
 
     @property

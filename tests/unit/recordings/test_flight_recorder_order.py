@@ -151,7 +151,7 @@ def test_ranks_that_issue_two_groups_in_different_orders_are_told_from_a_stuck_n
     found = diagnosis(write_dumps(tmp_path, rank("0", "1"), rank("0", "1"), rank("1", "0")))
     assert culprits(found) == ("circle", [2])
     assert found.sentence == (
-        "ranks 0-2 issued the same calls in different orders: rank 2 first issued all_reduce "
+        "ranks 0-2 issued their common calls in different orders: rank 2 first issued all_reduce "
         "number 2 of group '1' (GROUP_1) (train.py:16) where ranks 0, 1 first issued all_reduce "
         "number 2 of group '0' (GROUP_0) (train.py:16); rank 2 differs from the majority"
     )
@@ -330,6 +330,15 @@ def test_a_message_that_a_receive_from_any_rank_took_hides_no_missing_send(tmp_p
     taken = entry("0", 0, "send 0->1", "completed") | {"profiling_name": "ucc:recv 1<-?"}
     made = [numbered(PAIR, sent), numbered(PAIR, taken, entry("0", 1, "recv 1<-0", backend="ucc"))]
     assert culprits(diagnosis(write_dumps(tmp_path, *made))) == ("absent", [0])
+
+
+def test_ranks_of_which_each_lacks_a_call_are_not_said_to_issue_the_same(tmp_path: Path) -> None:
+    groups = {"1": [0, 1], "2": [0, 2], "3": [1, 2]}
+    orders = ("1", "2"), ("3", "1"), ("2", "3")
+    made = [numbered(groups, entry(first, 1), entry(second, 1)) for first, second in orders]
+    found = diagnosis(write_dumps(tmp_path, *made))
+    assert culprits(found) == ("circle", [0, 1, 2])
+    assert found.sentence.startswith("ranks 0-2 issued their common calls in different orders: ")
 
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
