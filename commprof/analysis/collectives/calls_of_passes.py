@@ -51,13 +51,14 @@ def pass_of(trace: Trace, table: Collectives, row: int) -> str:
 
 
 def by_another_thread(trace: Trace, table: Collectives, row: int) -> bool:
-    """True if a call is of another thread than most of the rank's calls, and of no pass.
+    """True if a call is of another thread than the rank's steps and phases, and of no pass.
 
     A backward pass on a device issues its calls in a thread of autograd, while the script waits.
+    False if the rank has neither a step nor a phase.
     """
-    threads, counts = np.unique(table.thread, return_counts=True)
-    is_other = table.thread[row] != threads[np.argmax(counts)]
-    return bool(is_other) and trace.recorded is None and not pass_of(trace, table, row)
+    threads = np.concatenate([columns.steps(trace).thread, columns.phases(trace).thread])
+    is_other = len(threads) > 0 and not (threads == table.thread[row]).any()
+    return is_other and trace.recorded is None and not pass_of(trace, table, row)
 
 
 def library_of(trace: Trace, table: Collectives, row: int) -> str:

@@ -89,6 +89,27 @@ def test_threads_that_share_a_group_are_told_to_have_groups_of_their_own(in_back
         )
 
 
+def test_a_main_thread_that_issues_less_than_autograd_s_is_not_said_to_be_another() -> None:
+    """On a device, a thread of autograd issues the buckets; rank 1's script adds a barrier."""
+    first, second = ranks()
+    for number in range(2, 5):
+        for one in (first, second):
+            begin = 20 * number
+            one.collective(number, begin, begin + 5, 4000, number, dtype=1, thread=THREAD + 1)
+    first.collective(5, 100, 110, 4000, 5, dtype=1, thread=THREAD + 1)
+    second.collective(5, 100, 110, 0, op="barrier")
+    assert remedy(first, second).startswith("Rank 0 runs a backward pass, but rank 1 does not: ")
+
+
+def test_a_rank_without_steps_has_no_thread_beside_the_training_thread() -> None:
+    first, second = (Rank(rank, 2, dtypes=DTYPES) for rank in range(2))
+    for one in (first, second):
+        one.collective(1, 0, 10, 400, dtype=1)
+    first.collective(2, 20, 30, 64, op="all_gather", dtype=1, thread=THREAD + 1)
+    second.collective(2, 20, 30, 0, op="barrier")
+    assert "thread" not in remedy(first, second)
+
+
 def gathering(sharded: bool, op: str, frames: tuple[str, ...] = (), ddp_bytes: int = 0) -> str:
     """The advice if rank 0 gathers in a forward pass where rank 1 makes another call."""
     first, second = ranks(ddp_bytes, sharded)
