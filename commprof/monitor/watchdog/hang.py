@@ -32,7 +32,7 @@ from commprof.analysis.late.standstill import (
 )
 from commprof.monitor.rank_state import FollowedRank
 from commprof.monitor.watchdog.py_spy import MAKE_GROUPS
-from commprof.text import listed, named_ranks
+from commprof.text import named_ranks
 from commprof.trace.operations import UNEVEN, family
 
 _NS_PER_S = 1e9
@@ -149,11 +149,11 @@ class Hang:
     def _on_groups(self) -> str:
         """Text on functions that make groups, in which ranks are; empty if there are none."""
         called = [
-            name
-            for name in MAKE_GROUPS
+            text
+            for name, text in MAKE_GROUPS.items()
             if any(line.endswith(f", in {name}") for _, line in self.lines)
         ]
-        return f"; all ranks must call {listed(called)} in the same order" if called else ""
+        return "".join(f"; {text}" for text in called)
 
     @property
     def _finding(self) -> str:

@@ -81,8 +81,14 @@ _FRAME = re.compile(r"^ {4}(?P<function>.*) \((?P<file>[^()]+):(?P<line>\d+)\)$"
 _OF_LIBRARY = re.compile(r"^(?:torch|commprof|<)|/(?:site|dist)-packages/")
 
 
-#: Functions that make a process group, and wait for all ranks to do so.
-MAKE_GROUPS: Final = ("new_group", "split_group")
+#: Functions that make a process group and wait for other ranks to do so, and which ranks must.
+MAKE_GROUPS: Final = {
+    "new_group": (
+        "all ranks must call new_group in the same order, or, with use_local_synchronization, all "
+        "ranks of the new group"
+    ),
+    "split_group": "all ranks of the parent group must call split_group in the same order",
+}
 _MAKES_GROUP = re.compile(
     rf"^ {{4}}({'|'.join(MAKE_GROUPS)}) \(torch/distributed/distributed_c10d\.py:\d+\)$",
     re.MULTILINE,

@@ -209,11 +209,22 @@ def test_ranks_at_one_line_of_a_helper_are_told_by_the_lines_that_call_it() -> N
     }
 
 
-def test_a_rank_that_makes_a_group_is_told_that_all_ranks_must() -> None:
-    makes = STACK.replace("    all_gather (", "    new_group (")
+@pytest.mark.parametrize(
+    ("function", "must"),
+    [
+        (
+            "new_group",
+            "all ranks must call new_group in the same order, or, with use_local_synchronization, "
+            "all ranks of the new group",
+        ),
+        ("split_group", "all ranks of the parent group must call split_group in the same order"),
+    ],
+)
+def test_a_rank_that_makes_a_group_is_told_which_ranks_must(function: str, must: str) -> None:
+    makes = STACK.replace("    all_gather (", f"    {function} (")
     assert py_spy.script_places({0: STACK, 1: makes}) == {
         0: "now at train.py:8",
-        1: "now at train.py:8, in new_group",
+        1: f"now at train.py:8, in {function}",
     }
     made = Rank(0, 1)
     made.step(0, 100 * MS)
@@ -222,7 +233,7 @@ def test_a_rank_that_makes_a_group_is_told_that_all_ranks_must() -> None:
     hang = find_hang([state(made, group(1, "0", 0, 1))], process, 5 * SECOND, 10 * SECOND)
     assert hang is not None
     assert hang.at(py_spy.script_places({0: makes})).sentence.endswith(
-        "; all ranks must call new_group in the same order; rank 0: now at train.py:8, in new_group"
+        f"; {must}; rank 0: now at train.py:8, in {function}"
     )
 
 
