@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from functools import lru_cache
 
 from commprof.analysis.collectives.kinds import call_path
 from commprof.analysis.collectives.mismatches import issue_rows
@@ -21,6 +22,9 @@ _MOST_KEPT = 512
 #: collectives.
 _MOST_LOOKED_UP, _LEAST_LOOKED_UP = 1 << 14, 32
 
+#: The lines of a stack; ranks have many stacks in common.
+path_of = lru_cache(maxsize=1 << 10)(call_path)
+
 
 class IssueLines:
     """Finds the lines of code that issued the latest collectives, by the ids of their stacks."""
@@ -30,8 +34,6 @@ class IssueLines:
         #: By rank: group, sequence number in the group, and id of the stack.
         self._latest: dict[int, deque[tuple[str, int, int]]] = {}
         self._feeds: dict[int, RankFeed] = {}
-        #: Result of ``call_path`` by rank and id of the stack.
-        self._paths: dict[tuple[int, int], str] = {}
 
     def take(self, feed: RankFeed) -> None:
         """Adds the records that the last look found."""
@@ -57,17 +59,17 @@ class IssueLines:
         first = seq - max(_LEAST_LOOKED_UP, _MOST_LOOKED_UP // len(ranks))
         paths: dict[int, dict[int, str]] = {}
         for rank in ranks:
+            stacks = self._feeds[rank].stacks if rank in self._feeds else {}
+            of_stacks: dict[int, str] = {}
             for name, number, stack in self._latest.get(rank, ()):
-                if name == group and first <= number <= seq and (path := self._path(rank, stack)):
+                if name != group or not first <= number <= seq:
+                    continue
+                if stack not in of_stacks:
+                    of_stacks[stack] = path_of(stacks.get(stack, ()))
+                if path := of_stacks[stack]:
                     paths.setdefault(number, {})[rank] = path
         return {
             number: by_rank
             for number, by_rank in paths.items()
             if number == seq or len(by_rank) == len(ranks)
         }
-
-    def _path(self, rank: int, stack: int) -> str:
-        frames = self._feeds[rank].stacks.get(stack, ())
-        if frames and (rank, stack) not in self._paths:
-            self._paths[rank, stack] = call_path(frames)
-        return self._paths[rank, stack] if frames else ""

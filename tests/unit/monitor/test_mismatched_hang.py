@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from commprof.analysis.late import standstill
-from commprof.monitor.watchdog import py_spy, tasks
+from commprof.monitor.watchdog import issue_lines, py_spy, tasks
 from commprof.monitor.watchdog.hang import DEAD, Hang, HungProcess, find_hang
 from commprof.monitor.watchdog.tasks import HangTask, Log, MismatchTask
 from commprof.monitor.watchdog.thresholds import Threshold
@@ -389,3 +389,23 @@ def test_dead_ranks_have_no_stacks_in_the_report_of_a_mismatch(
     for task in (differing, hangs):
         task.poll(seen, 10 * SECOND)
     assert not list(tmp_path.glob("hang_*"))
+
+
+def test_lines_of_many_ranks_calls_are_made_once_for_each_stack() -> None:
+    """Of 64 ranks, 100 calls each: 6,400 calls of three stacks, which all ranks have in common."""
+    stacks = {number: (f"/me/{number}.py:7 f", "/me/many.py:20 <module>") for number in range(3)}
+    lines = issue_lines.IssueLines()
+    for rank in range(64):
+        issued = Rank(rank, 64, dtypes=DTYPES)
+        for seq in range(100):
+            op_id = issued.collective(seq, seq, seq + 1, 8, dtype=1)
+            issued.stack(op_id, seq % 3)
+        (feed,) = feeds([issued])
+        feed.stacks = stacks
+        lines.take(feed)
+    before = issue_lines.path_of.cache_info().misses
+    paths = lines.of("0", 98, range(64))
+    assert issue_lines.path_of.cache_info().misses - before <= len(stacks)
+    assert {number: {*by_rank.values()} for number, by_rank in paths.items()} == {
+        seq: {f"{seq % 3}.py:7 < many.py:20"} for seq in range(99)
+    }
