@@ -324,9 +324,12 @@ def _absent(
     if count:
         oldest = oldest_first(state)[0]
         others = "whose other parts may be missing" if is_doubtful else "at which all ranks arrived"
+        stuck = ""
+        if issued and not is_doubtful:  # the rank issued all that others wait for
+            stuck = ", which the network, the backend or a device may not complete"
         before = (
             f"{counted(count, 'pending operation')}, {others}{', the oldest' * (count > 1)}: "
-            f"{_with_line(oldest, words)}{_without_root(oldest)}"
+            f"{_with_line(oldest, words)}{_without_root(oldest)}{stuck}"
         )
     last = ""
     if state.last is not None and state.last.line:

@@ -364,3 +364,24 @@ def test_a_group_that_was_made_again_is_not_mixed_with_the_one_before(
     assert [(one.scheduled, one.completed) for one in found.groups] == [
         ({0: 1, 1: 0}, {0: 0, 1: 0}),
     ]
+
+
+def test_ranks_that_issued_all_operations_are_not_blamed_alone(tmp_path: Path) -> None:
+    """Ranks 1 and 2 exchange messages, which do not complete; rank 0 waits in the next call."""
+    ranks = {"0": [0, 1, 2]}
+    made = [
+        numbered(ranks, *messages_of_rank, entry("0", 3))
+        for messages_of_rank in (
+            [],
+            batch("0", 1, "send 1->2", "recv 1<-2"),
+            batch("0", 1, "recv 2<-1", "send 2->1"),
+        )
+    ]
+    found = diagnosis(write_dumps(tmp_path, *made))
+    assert culprits(found) == ("absent", [1, 2])
+    assert found.culprits[0].why == (
+        "rank 1 has not begun all_reduce number 3 of group '0' (GROUP_0) (train.py:13); it has 3 "
+        "pending operations, at which all ranks arrived, the oldest: send to rank 2 in group '0' "
+        "(GROUP_0) (train.py:10), which the network, the backend or a device may not complete; the "
+        "last call was all_reduce at train.py:13"
+    )
