@@ -104,6 +104,23 @@ def shifted_since(lines: LinesByNumber, seq: int) -> tuple[int, tuple[tuple[int,
     return (first, of(first)) if first < seq else None
 
 
+def is_shift(lines: LinesByNumber, first: int) -> bool:
+    """True if another rank uses a line of the collective ``first`` in another collective.
+
+    If not, the ranks may just be in branches of an ``if``, as the root of a broadcast and the
+    others, and a later call alone differs.
+
+    lines: as for :func:`shifted_since`.
+    """
+    at_first = lines.get(first, {})
+    return any(
+        line in at_first.values() and at_first.get(rank) != line
+        for number, by_rank in lines.items()
+        if number != first
+        for rank, line in by_rank.items()
+    )
+
+
 def innermost(paths: Mapping[int, str]) -> dict[int, str]:
     """Returns the lines that issued a collective, by rank; ``paths`` as ``call_path`` returns."""
     return {rank: path.split(CALLED_AT, 1)[0] for rank, path in paths.items()}

@@ -32,6 +32,7 @@ from commprof.analysis.collectives.issuing_lines import (
     LinesByNumber,
     OwnLine,
     innermost,
+    is_shift,
     lines_of_parts,
     own_line,
     shifted_since,
@@ -128,6 +129,9 @@ class Mismatch:
     #: Sequence number of the earlier collective since which the ranks have issued at different
     #: lines (see ``issuing_lines.shifted_since``), and each rank's line. None if not known.
     shifted: tuple[int, tuple[tuple[int, str], ...]] | None = None
+    #: True if the lines also show that a call was left out or added, see
+    #: ``issuing_lines.is_shift``.
+    is_shift: bool = False
     #: The line of the mismatch that only some ranks used before; None if there is no such line, or
     #: several.
     own_line: OwnLine | None = None
@@ -193,7 +197,7 @@ class Mismatch:
         said = [f"{named_ranks(ranks)} issued it at {line}" for line, ranks in self._by_line(lines)]
         return (
             f"; before that, number {seq} agrees only in operation and size: {', '.join(said)}, so "
-            "a call was left out or added there"
+            f"a call {'was' if self.is_shift else 'may have been'} left out or added there"
         )
 
     def _said(self, parts: Sequence[tuple[Issued, tuple[int, ...]]]) -> str:
@@ -224,7 +228,7 @@ class Mismatch:
             return advice_on_threads(self.by_threads, others)
         if advised := advice(dict(self.passes), dict(self.lines), self.library, told):
             return advised
-        if self.shifted is not None:
+        if self.shifted is not None and self.is_shift:
             seq, shifted = self.shifted
             places = [f"{named_ranks(ranks)} at {line}" for line, ranks in self._by_line(shifted)]
             return (
@@ -715,5 +719,6 @@ def with_lines(mismatch: Mismatch, paths: LinesByNumber, agree_since: int = 0) -
         mismatch,
         lines=lines_of_parts(paths.get(mismatch.seq, {}), parts),
         shifted=None if shifted is None else (shifted[0], told_apart(shifted[1])),
+        is_shift=shifted is not None and is_shift(agreeing, shifted[0]),
         own_line=own_line(lines, lines.get(mismatch.seq, {}), mismatch.seq),
     )

@@ -270,6 +270,25 @@ def test_a_call_that_a_rank_left_out_is_told_by_the_line_that_calls_a_helper(
     ) in found.sentence
 
 
+def test_branches_before_a_difference_are_not_said_to_leave_out_a_call(tmp_path: Path) -> None:
+    """The root broadcasts at another line than the others; the call after that differs."""
+    dumps = []
+    for root, last in ((20, "all_reduce"), (25, "barrier")):
+        issued = [entry("0", 0), entry("0", 1, "broadcast"), entry("0", 2, last)]
+        lines = (10, root, 30 if last == "barrier" else 35)
+        dumps.append(dump(PAIR, *map(called, lines, issued)))
+    (differing,) = diagnosis(write_dumps(tmp_path, *dumps)).mismatches
+    assert (
+        "before that, number 1 agrees only in operation and size: rank 1 issued it at helper.py:3, "
+        "called at train.py:25, rank 0 issued it at helper.py:3, called at train.py:20, so a call "
+        "may have been left out or added there"
+    ) in differing.sentence
+    assert differing.remedy == (
+        "Make all ranks issue the same calls in the same order: rank 1 at helper.py:3, called at "
+        "train.py:30 and rank 0 at helper.py:3, called at train.py:35."
+    )
+
+
 def test_calls_behind_an_earlier_difference_are_not_said_to_agree(tmp_path: Path) -> None:
     """Two calls in the other order: the first has completed, with mixed data, the second hangs."""
     first = [entry("0", 1, "barrier", "completed"), entry("0", 2)]

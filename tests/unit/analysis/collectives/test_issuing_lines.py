@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from commprof.analysis.collectives.issuing_lines import OwnLine, own_line, shifted_since
+from commprof.analysis.collectives.issuing_lines import OwnLine, is_shift, own_line, shifted_since
 from commprof.analysis.collectives.mismatches import Issued, mismatch_of, with_lines
 
 TRAIN, EVALUATE, END = "train.py:8", "train.py:10", "train.py:11"
@@ -79,3 +79,11 @@ def test_ranks_at_lines_of_their_own_from_the_first_known_call_on_are_no_shift()
     assert shifted_since(branches, 120) is None
     together = {99: {0: TRAIN, 1: TRAIN}, **branches}
     assert shifted_since(together, 120) == (100, ((0, "a.py:3"), (1, "a.py:5")))
+
+
+def test_lines_that_other_ranks_use_too_show_that_a_call_was_left_out_or_added() -> None:
+    both, left_out = {0: "a.py:1", 1: "a.py:1"}, {0: "a.py:2", 1: "a.py:3"}
+    assert not is_shift({0: both, 1: left_out, 2: {0: "a.py:4", 1: "a.py:5"}}, 1)
+    assert is_shift({0: both, 1: left_out, 2: {0: "a.py:3", 1: "a.py:5"}}, 1)  # left out by rank 1
+    assert is_shift({0: both, 1: left_out, 2: {0: "a.py:4", 1: "a.py:2"}}, 1)  # added by rank 1
+    assert is_shift({0: {0: "a.py:3", 1: "a.py:3"}, 1: left_out}, 1)  # in a loop
