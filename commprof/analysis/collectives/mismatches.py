@@ -328,6 +328,8 @@ class MismatchFinder:
     def __init__(self) -> None:
         #: The first mismatch of each group, of at most ``_MOST_KEPT`` groups.
         self.found: list[Mismatch] = []
+        #: Members of each of ``found``, also those added since it was reported.
+        self._of_found: list[dict[int, tuple[Issued, int]]] = []
         #: Number of all mismatches.
         self.count = 0
         self._open: dict[tuple[str, int], dict[int, tuple[Issued, int]]] = {}
@@ -395,6 +397,7 @@ class MismatchFinder:
                 self._latest[group] = seq, members
             if group not in {one.group for one in self.found} and len(self.found) < _MOST_KEPT:
                 self.found.append(self._made(group, seq, members))
+                self._of_found.append(members)
                 reported.append(self.found[-1])
         return reported
 
@@ -408,6 +411,13 @@ class MismatchFinder:
         latest = [((group, seq), members) for group, (seq, members) in self._latest.items()]
         newest = [*self._complete, *unfinished][-_MOST_KEPT:]
         return [self._made(*key, members) for key, members in (*latest, *newest)]
+
+    def first(self) -> list[Mismatch]:
+        """Returns ``found`` with all ranks that have issued the collective by now."""
+        return [
+            mismatch_of(mismatch.group, mismatch.seq, members, mismatch.usual)
+            for mismatch, members in zip(self.found, self._of_found, strict=True)
+        ]
 
     def agree_since(self, group: str, seq: int) -> int:
         """Returns the number after a group's last mismatch before ``seq``; 0 if there is none."""

@@ -270,7 +270,7 @@ class MismatchTask:
 
     def known(self) -> list[Mismatch]:
         """Returns the first mismatch of each group, and the latest that are known by now."""
-        differing = [*self._finder.found, *self._finder.known()]
+        differing = [*self._finder.first(), *self._finder.known()]
         by_number = {(mismatch.group, mismatch.seq): mismatch for mismatch in differing}
         return [*map(self._with_lines, by_number.values())]
 

@@ -409,3 +409,20 @@ def test_lines_of_many_ranks_calls_are_made_once_for_each_stack() -> None:
     assert {number: {*by_rank.values()} for number, by_rank in paths.items()} == {
         seq: {f"{seq % 3}.py:7 < many.py:20"} for seq in range(99)
     }
+
+
+def test_a_rank_that_issues_the_first_differing_call_late_counts_too(tmp_path: Path) -> None:
+    """Ranks 0 and 1 differ from rank 2; rank 3 is late, and issues what rank 2 did."""
+    made = job([EVEN, EVEN, ODD, ODD])
+    for rank, fields in zip(made, (ODD, ODD, EVEN, EVEN), strict=True):
+        rank.collective(1, 320 * MS, 0, **_typed(fields))
+    seen: list[Any] = feeds(made)
+    differing = MismatchTask(Log(tmp_path, quiet=True))
+    for _ in range(3):  # until both mismatches have been reported without rank 3
+        differing.poll(seen[:3], 0)
+        for feed in seen[:3]:
+            feed.records = feed.records[:0]
+    assert [mismatch.told_ranks for mismatch in differing.known()] == [(2,), (2,)]
+    differing.poll(seen[3:], 0)
+    assert [mismatch.told_ranks for mismatch in differing.known()] == [(), ()]
+    assert {len(mismatch.issue_ns) for mismatch in differing.known()} == {4}
