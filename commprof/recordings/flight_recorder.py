@@ -511,7 +511,7 @@ def _replaced(used: Iterable[_Description]) -> set[int]:
         name, backend = about.before[:2]
         if name and about.names_group:
             ids.setdefault((name, backend), set()).add(about.pg_id)
-    return {pg_id for found in ids.values() for pg_id in found if pg_id < max(found)}
+    return {pg_id for same in ids.values() for pg_id in same if pg_id < max(same)}
 
 
 def _number_and_time(value: Mapping[str, Any], number: str) -> tuple[int, int]:
