@@ -140,17 +140,19 @@ def script_path(stacks: str) -> str:
     matched = map(_FRAME.match, _main_thread(stacks).splitlines()[1:])
     frames = [m for m in matched if m is not None and not _OF_LIBRARY.search(m["file"])]
     # The script itself may have the name of one of Python's modules.
-    modules = [m for m in frames if m["function"] == "<module>"]
+    scripts = [m["file"] for m in frames if m["function"] == "<module>"][-1:]
     return CALLED_AT.join(
         f"{os.path.basename(m['file'])}:{m['line']}"
         for m in frames
-        if m in modules[-1:] or not _is_of_python(m["file"])
+        if m["file"] in scripts or not _is_of_python(m["file"])
     )
 
 
 def _is_of_python(file: str) -> bool:
     """True for a file of Python's own modules: "queue.py", "importlib/__init__.py"."""
-    return file.partition("/")[0].removesuffix(".py") in sys.stdlib_module_names
+    return not os.path.isabs(file) and os.path.exists(
+        os.path.join(os.path.dirname(os.__file__), file)
+    )
 
 
 class NativeDump:

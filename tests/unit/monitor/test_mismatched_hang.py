@@ -257,6 +257,18 @@ Thread 7 (idle): "MainThread"
     assert py_spy.script_path(named_alike) == "loading.py:12 < profile.py:20"
 
 
+def test_scripts_and_packages_with_names_of_python_s_modules_are_not_python_s() -> None:
+    stacks = """\
+Process 7: python profile.py
+Thread 7 (idle): "MainThread"
+    wait (threading.py:331)
+    forward (code/model.py:12)
+    train (profile.py:30)
+    <module> (profile.py:80)
+"""
+    assert py_spy.script_path(stacks) == "model.py:12 < profile.py:30 < profile.py:80"
+
+
 def test_a_main_thread_that_waits_for_other_threads_has_left_its_script() -> None:
     ended = """\
 Process 7: python train.py
