@@ -49,17 +49,22 @@ def _seen(calls: RankCalls, ops: Sequence[str]) -> Bursts:
     return bursts(calls, _tensors(calls, ops), _LEAST)
 
 
-def _longest_op(calls: RankCalls) -> str:
-    """Operation whose series of calls take the longest in all: sentence and fix are about one."""
+def _longest_first(calls: RankCalls) -> list[str]:
+    """Operations in series, first the one whose series of calls take the longest in all."""
     in_series = _seen(calls, tuple(_SUBJECTS)).all_calls
     of_ops = {
         op: calls.blocked_ns(in_series & (calls.table.op == OPS.index(op))) for op in _SUBJECTS
     }
-    return max(of_ops, key=of_ops.__getitem__)
+    return sorted((op for op in of_ops if of_ops[op] > 0), key=of_ops.__getitem__, reverse=True)
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    op = _longest_op(facts.first)
+    of_ops = (_of_one_op(facts, op) for op in _longest_first(facts.first))
+    return next(filter(None, of_ops), None)
+
+
+def _of_one_op(facts: Facts, op: str) -> Sighting | None:
+    """Returns what is seen of the series of one operation: sentence and fix are about one."""
     first = _seen(facts.first, (op,))
     size = first.calls.size_bytes[first.row]
     if not len(size) or small(first.calls)[first.row].all() or size.mean() > _MEAN_BYTES:

@@ -238,6 +238,23 @@ def test_other_work_between_two_of_the_numbers_is_not_won() -> None:
     assert saved(cause) == pytest.approx((11 * 0.5 + 10 * 0.1) / 45.1, abs=1e-3)
 
 
+def test_a_longer_series_that_is_no_cause_hides_none() -> None:
+    """As ZeRO by hand with large weights, whose broadcasts joining would not make faster."""
+
+    def body(script: Script, step: int) -> None:
+        script.forward(10.0)
+        script.backward(20.0)
+        for place in range(6):
+            script.call("reduce", size=40_000 + 4 * place, ms=1.0)
+        script.work(1.0, Phase.OPTIMIZER)
+        for _ in range(10):
+            script.call("broadcast", size=8 * MB, ms=1.0)
+
+    cause = causes_of(body, models=0)["tensors-one-by-one"]
+    assert "6 reduce calls per step" in cause.sentence
+    assert cause.share == pytest.approx(5 / 47, abs=1e-3)
+
+
 def owned(op: str, script: Script, step: int) -> None:
     """As ZeRO by hand: tensors whose roots are the two ranks in turn."""
     script.forward(10.0)
