@@ -13,7 +13,7 @@ from commprof.recordings.profiler_words import is_collective_range
 #: symmetric memory that wait for their peers.
 _COMMUNICATION = re.compile(
     r"nccl|rccl|msccl|oneccl|(?:^|[^a-z])ccl_|multimem_\w*(?:reduce|gather)|"
-    r"rmsnormlamport|barrier_kernel\(unsigned int\*\*",
+    r"rmsnormlamport|(?:barrier|put_signal|wait_signal)_kernel\(unsigned int\*\*",
     re.IGNORECASE,
 )
 #: Words in the names of the functions of other such kernels (vLLM, SGLang, TensorRT-LLM,

@@ -198,6 +198,7 @@ def test_other_files_in_an_archive_are_ignored(tmp_path: Path) -> None:
         ("triton_one_shot_all_reduce_kernel", "all_reduce"),
         ("void (anonymous namespace)::two_shot_all_reduce_kernel<x>(x)", "all_reduce"),
         ("(anonymous namespace)::barrier_kernel(unsigned int**, int, int, int)", "barrier"),
+        ("(anonymous namespace)::wait_signal_kernel(unsigned int**, int, int, int)", "other"),
     ],
 )
 def test_communication_kernels_are_recognised_by_name(name: str, op: str) -> None:
