@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import datetime
+from textwrap import wrap
 from typing import Final
 
 from commprof.analysis.inspector.live import InspectorState, LiveProcess
@@ -24,7 +25,7 @@ def inspector_frame(state: InspectorState, folder: str, width: int) -> list[str]
         f"{counted(state.communicators, 'communicator')}, {state.calls:,} calls, at {at}, written "
         f"{state.since_written_s:.0f} s ago: {folder}",
         "",
-        *_verdict(state),
+        *(part for line in _verdict(state) for part in wrap(printable(line), width)),
         "",
         *_processes(state),
         "",

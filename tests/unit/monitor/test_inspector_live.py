@@ -343,6 +343,13 @@ def test_top_shows_who_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["top", str(tmp_path / "logs"), "--once"]) == 0
     shown = capsys.readouterr().out
     assert "host000 pid 1005 makes the others wait: " in shown
+    state = LiveLogs(tmp_path / "logs", is_snapshot=True).look()
+    assert state is not None
+    narrow = inspector_frame(state, "logs", 60)
+    (late,) = state.late
+    whole = f"It is late in {late.late_parts} of the {late.parts} parts of this time."
+    assert whole in " ".join(narrow)  # wrapped, not cut
+    assert all(len(line) <= 60 for line in narrow)
     assert main(["top", str(tmp_path / "logs"), "--once", "--profile", str(tmp_path)]) == 2
 
 
