@@ -319,9 +319,13 @@ class Script:
         ]
 
     def sets(self, argument: str) -> bool:
-        """True if a call passes an argument by this name."""
+        """True if a call passes an argument by this name, with another value than False."""
         calls = (call for source in self.sources for call in source.calls())
-        return any(keyword.arg == argument for call in calls for keyword in call.keywords)
+        return any(
+            keyword.arg == argument and getattr(keyword.value, "value", True) is not False
+            for call in calls
+            for keyword in call.keywords
+        )
 
     def only(self, *names: str) -> Site | None:
         """The only call of these names; of several, the only one in a recorded stack or first file.

@@ -289,15 +289,18 @@ def test_plans_of_a_checkpoint_are_not_called_objects_of_the_script() -> None:
     assert saved(cause) == pytest.approx(11 / (4 * 33 + 11), abs=5e-3)
 
 
-def test_who_keeps_the_plans_of_checkpoints_is_not_told_to_keep_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keeps", [True, False])
+def test_who_keeps_the_plans_of_checkpoints_is_not_told_to_keep_them(
+    tmp_path: Path, keeps: bool
+) -> None:
     train = tmp_path / "train.py"
-    train.write_text("planner = dcp.DefaultSavePlanner(enable_plan_caching=True)\n")
+    train.write_text(f"planner = dcp.DefaultSavePlanner(enable_plan_caching={keeps})\n")
     os.utime(train, (0, 0))  # it is as it ran
     body = partial(objects_through, OF_SAVE, 4)
     cause = causes_of(body, steps=41, script_path=str(train))["pickled-objects"]
     assert "pickles and exchanges, every 4 steps, what each rank is to write" in cause.sentence
     assert "plan" not in cause.sentence
-    assert "enable_plan_caching" not in cause.fix
+    assert ("enable_plan_caching" not in cause.fix) == keeps
     assert "if YOUR_STEP % 1000 == 0:" in cause.fix
 
 
