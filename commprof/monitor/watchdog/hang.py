@@ -9,6 +9,7 @@ the transfer itself makes no progress.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,7 +33,7 @@ from commprof.analysis.late.standstill import (
 )
 from commprof.monitor.rank_state import FollowedRank
 from commprof.monitor.watchdog.py_spy import MAKE_GROUPS
-from commprof.text import named_ranks
+from commprof.text import counted, named_ranks
 from commprof.trace.operations import UNEVEN, family
 
 _NS_PER_S = 1e9
@@ -69,7 +70,8 @@ class Hang:
     #: ranks did not arrive; "behind": ranks have not completed an operation that others have;
     #: "step": no collective is pending; "transfer": all ranks have arrived; "circle": ranks wait
     #: for each other; "unmatched": the rank that others wait for is not known; "unseen": all ranks
-    #: visible from this host have arrived.
+    #: visible from this host have arrived; "members": not all ranks of the operation's group are
+    #: known, so whether they arrived is not known.
     kind: str
     #: Ranks that the others wait for, or that issued another collective than the others; all ranks
     #: of a circle without a known culprit. Empty if all ranks have arrived, or if it is unknown
@@ -90,6 +92,12 @@ class Hang:
     step: int
     #: Phase of the first accused rank, or else of the first waiting rank.
     phase: str
+    #: The accused ranks that ``operation`` waits for; others are waited for in other operations.
+    missing: tuple[int, ...] = ()
+    #: Number of ranks of the operation's group that have issued no call in it. Which ranks these
+    #: are is not known; ranks that wait in no operation may be among them.
+    unknown_ranks: int = 0
+    idle: tuple[int, ...] = ()
     #: Ranks whose records cannot be followed from this host.
     unseen: tuple[int, ...] = ()
     #: The collectives that differ between ranks, if that is the cause.
@@ -119,9 +127,8 @@ class Hang:
             guilty = {accusation.rank for accusation in self.accused}
             ordered = [rank for ranks in compared for rank in ranks]
             return sorted(ordered, key=lambda rank: rank not in guilty)
-        accused = [accusation.rank for accusation in self.accused if accusation.rank in here][
-            :_MOST_ACCUSED
-        ]
+        suspects = [accusation.rank for accusation in self.accused] or self.idle
+        accused = [rank for rank in suspects if rank in here][:_MOST_ACCUSED]
         waiting = [rank for rank in self.waiting if rank in here and rank not in accused]
         return [*accused, *waiting[:1]]
 
@@ -181,6 +188,18 @@ class Hang:
         if self.kind == "unmatched":
             waits = "waits" if len(self.waiting) == 1 else "wait"
             return f"{named_ranks(self.waiting)} {waits} in {asked}; the sender is not known"
+        if self.kind == "members":
+            waits = "waits" if len(self.waiting) == 1 else "wait"
+            have = "has" if self.unknown_ranks == 1 else "have"
+            idle = ""
+            if self.idle:
+                none = f"wait{'s' * (len(self.idle) == 1)} in no operation"
+                idle = f"; {named_ranks(self.idle)} {none}"
+            return (
+                f"{named_ranks(self.waiting)} {waits} in {asked}; "
+                f"{counted(self.unknown_ranks, 'rank')} of the group {have} issued no call in it, "
+                f"and which is not known{idle}"
+            )
         if self.kind == "transfer" and self.unfit is not None:
             return f"all ranks arrived at {asked}: {self.unfit.sentence}"
         if self.kind == "transfer":
@@ -192,7 +211,6 @@ class Hang:
         late = [accusation for accusation in self.accused if not accusation.behind]
         if self.kind == "behind":
             return f"{why} ({where}, {lasts})"
-        who = named_ranks([accusation.rank for accusation in late])
         if self.circle is not None:
             differs = self.circle.difference(Words(), dict(self.lines))
             return f"{named_ranks(self.circle.ranks)} {differs} ({where}, {lasts})"
@@ -201,7 +219,13 @@ class Hang:
             return f"{why}; last seen: {self.phase}; {wait} in {asked}"
         more = "".join(f"; {why}" for why in reasons(a for a in self.accused if a.behind))
         missed = f"{Words().missed(self.operation)} ({where}, {lasts})"
-        return f"{who} {missed}; last seen: {self.phase}; {wait}{more}"
+        absent = [accusation.rank for accusation in late]
+        elsewhere = [rank for rank in absent if rank not in self.missing] if self.missing else []
+        if elsewhere:
+            absent = [rank for rank in absent if rank in self.missing]
+            are = "is" if len(elsewhere) == 1 else "are"
+            more = f"; {named_ranks(elsewhere)} {are} waited for in other operations{more}"
+        return f"{named_ranks(absent)} {missed}; last seen: {self.phase}; {wait}{more}"
 
 
 def find_hang(
@@ -247,8 +271,8 @@ def find_hang(
     ]
     cause = find_cause(states, edges, mismatches())
     kind, accused = _accuse(states, overdue, edges, cause)
-    if kind == "transfer" and unseen:
-        kind = "unseen"
+    if kind == "transfer":
+        kind = "unseen" if unseen else "members" if _unknown_members(states) else kind
     if held_up:
         kind, accused = "held up", tuple(held_up)
     mismatch = cause.mismatch if kind == "mismatch" else None
@@ -272,6 +296,27 @@ def _unseen_cause(operation: PendingOperation, states: Sequence[FollowedRank]) -
     if operation.op in COUNTERPART and backends and backends <= {*IN_ORDER}:
         return "ranks that send to each other do so before they receive"
     return ""
+
+
+def _unknown_members(
+    states: Sequence[FollowedRank],
+) -> list[tuple[PendingOperation, FollowedRank, int]]:
+    """Lists pending collectives for whose groups not all ranks are known.
+
+    A rank is known to belong to a group once it has issued a call in it. Each collective comes with
+    the rank that issued it and with the number of unknown ranks.
+    """
+    used = Counter(name for state in states for name in state.groups)
+    lacking = []
+    for state in states:
+        for operation in state.pending.values():
+            group = state.groups.get(operation.group)
+            is_untold = operation.silent and operation != state.waiting_for
+            if group is None or operation.peer >= 0 or is_untold:
+                continue
+            if group.size > used[operation.group]:
+                lacking.append((operation, state, group.size - used[operation.group]))
+    return lacking
 
 
 def _known_to_pend(state: FollowedRank, edges: Mapping[int, Waits]) -> list[PendingOperation]:
@@ -345,6 +390,9 @@ def _described(
             for state in states
             if state.rank in guilty and state.waiting_for is not None
         ]
+    unknown = _unknown_members(states) if kind == "members" else []
+    if unknown:
+        asked = [(operation, state) for operation, state, _ in unknown]
     if mismatch is not None:
         asked = [
             (one, state)
@@ -375,8 +423,18 @@ def _described(
         )
     seen = next((s for s in states if s.rank in guilty), witness)
     step = max((state.step for state in states), default=-1)
+    absent = {rank for part, ranks in edges[witness.rank] if part is operation for rank in ranks}
+    group = "" if operation is None else operation.group
     return Hang(
-        kind, accused, operation, pending_s, waiting, 0.0, step, seen.phase, mismatch=mismatch
+        *(kind, accused, operation, pending_s, waiting, 0.0, step, seen.phase),
+        missing=tuple(sorted(absent & guilty)),
+        unknown_ranks=next((count for part, _, count in unknown if part is operation), 0),
+        idle=tuple(
+            state.rank
+            for state in states
+            if unknown and not state.pending and not state.closed and group not in state.groups
+        ),
+        mismatch=mismatch,
     )
 
 

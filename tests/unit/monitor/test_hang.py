@@ -517,3 +517,44 @@ def test_a_step_of_many_ranks_counts_once_for_the_auto_hang_threshold(tmp_path: 
         threshold.learn(SECOND, rank=3)
     threshold.learn(40 * SECOND, rank=5)  # a checkpoint on one rank
     assert threshold.limit_ns == 120 * SECOND
+
+
+def test_a_group_whose_ranks_are_not_all_known_is_not_called_a_stuck_network() -> None:
+    """Rank 1 waits for rank 3 in their group, in which rank 3 has issued no call so far."""
+    states = []
+    for rank in range(4):
+        made = Rank(rank, 4)
+        made.collective(0, 10 * MS, 20 * MS)
+        groups = [group(1, "0", rank, 4)]
+        if rank < 2:
+            made.collective(0, 30 * MS, 0 if rank else 40 * MS, group=2)
+            groups.append(group(2, "5" if rank else "4", 0, 2 if rank else 1))
+        states.append(state(made, *groups))
+    hang = found(*states)
+    assert hang is not None
+    assert (hang.kind, hang.accused, hang.idle) == ("members", (), (0, 2, 3))
+    assert hang.to_compare(range(4)) == [0, 2, 1]
+    assert hang.sentence == (
+        "rank 1 waits in all_reduce number 0 of group '5' (before the first step, pending for 10.0 "
+        "s); 1 rank of the group has issued no call in it, and which is not known; ranks 0, 2, 3 "
+        "wait in no operation"
+    )
+
+
+def test_a_rank_is_not_said_to_miss_an_operation_of_others() -> None:
+    """Rank 0 waits for rank 2 and rank 1 for rank 3, each pair in a group of its own."""
+    states = []
+    for rank in range(4):
+        made = Rank(rank, 4)
+        made.collective(0, 10 * MS, 20 * MS, group=2)
+        if rank < 2:
+            made.collective(1, (30 + rank) * MS, 0, group=2)
+        states.append(state(made, group(2, f"pair {rank % 2}", rank // 2, 2)))
+    hang = found(*states)
+    assert hang is not None
+    assert (hang.kind, [one.rank for one in hang.accused]) == ("absent", [2, 3])
+    assert hang.sentence == (
+        "rank 2 did not arrive at all_reduce number 1 of group 'pair 0' (before the first step, "
+        "pending for 10.0 s); last seen: before the first step; rank 0 waits; rank 3 is waited for "
+        "in other operations"
+    )
