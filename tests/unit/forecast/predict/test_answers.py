@@ -316,7 +316,8 @@ def test_the_profile_table_shows_links_and_hooks() -> None:
     assert "Links of class other host (stated: 1 Gbit/s):" in text
     assert "0.1" in text  # GB/s
     assert "fp16" in text
-    assert "of costs fitted to steps of DDP: mean error of the times" in " ".join(text.split())
+    legend = " ".join(text.split())
+    assert "residual, step: mean error of the times at which the exchanges of buckets end" in legend
 
 
 @pytest.mark.parametrize(
