@@ -16,7 +16,7 @@ Where the thread did neither, and between operators, it may have run Python or w
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -26,7 +26,11 @@ import numpy.typing as npt
 
 from commprof.recordings.profiler_events import Intervals, ProfilerEvents
 from commprof.recordings.profiler_named import Event
-from commprof.recordings.profiler_words import is_collective_range
+from commprof.recordings.profiler_words import (
+    backend_of,
+    is_backend_of_torch,
+    is_collective_range,
+)
 from commprof.trace.stretches import Stretches, outside, stretches, union
 
 Ints = npt.NDArray[np.int64]
@@ -62,8 +66,10 @@ def no_host_work() -> HostWork:
 def host_work(events: ProfilerEvents, blocking: frozenset[str], part_copies: Intervals) -> HostWork:
     """Returns the work of the training thread on the host.
 
-    The training thread is the thread that issues most collectives. If no collective was issued, it
-    is the thread that runs most operators outside of the backend's ranges.
+    The training thread is the thread that issues most collectives. Collectives that a backend's
+    thread issues within its ranges do not count, as the second and third of each bucket of torch's
+    PowerSGD hook: gloo's thread issues them in callbacks. If no collective was issued, the training
+    thread is the one that runs most operators outside of the backend's ranges.
 
     Args:
         events: the trace's events.
@@ -72,7 +78,7 @@ def host_work(events: ProfilerEvents, blocking: frozenset[str], part_copies: Int
             with the thread.
     """
     issued = [event for event in events.issued if event.name.startswith("c10d::")]
-    threads = Counter(event.thread for event in issued) or _busy_threads(events)
+    threads = _issuing_threads(events, issued) or _busy_threads(events)
     if not threads:
         return no_host_work()
     main = threads.most_common(1)[0][0]
@@ -119,23 +125,38 @@ def host_work(events: ProfilerEvents, blocking: frozenset[str], part_copies: Int
     )
 
 
+def _issuing_threads(events: ProfilerEvents, issued: Sequence[Event]) -> Counter[int]:
+    """Counts issues by thread, without those of callbacks; with them if there are no others."""
+    backends, ran = events.backends, defaultdict[int, list[Event]](list)
+    for event in events.ranges:
+        if is_backend_of_torch(event.name) or backend_of(event.name) in backends:
+            ran[event.thread].append(event)
+    all_issues, own_issues = Counter[int](), Counter[int]()
+    for thread in {event.thread for event in issued}:
+        of_thread = _moments([event for event in issued if event.thread == thread])
+        all_issues[thread] = len(of_thread[0])
+        own_issues[thread] = len(of_thread[0]) - _count_inside(ran[thread], *of_thread)
+    return +own_issues or all_issues
+
+
 def _busy_threads(events: ProfilerEvents) -> Counter[int]:
     """Counts operators by thread, without those that a backend runs on its own threads."""
-    threads: Counter[int] = Counter()
-    ran: dict[int, list[Event]] = {}
+    threads, ran = Counter[int](), defaultdict[int, list[Event]](list)
     for event in events.ranges:
         if is_collective_range(event.name):
-            ran.setdefault(event.thread, []).append(event)
+            ran[event.thread].append(event)
     for thread, count in Counter([*events.operators.tag, *events.callers.tag]).items():
-        inside = np.zeros(0, np.bool_)
-        if thread in ran:
-            begin, end = events.operators.of_tag(thread)
-            transfers = stretches(*_moments(ran[thread]))
-            row = np.searchsorted(transfers.begin_ns, begin, side="right") - 1
-            inside = (row >= 0) & (end <= transfers.end_ns[np.maximum(row, 0)])
-        if count > inside.sum():
-            threads[thread] = count - int(inside.sum())
-    return threads
+        threads[thread] = count - _count_inside(ran[thread], *events.operators.of_tag(thread))
+    return +threads
+
+
+def _count_inside(ranges: Sequence[Event], begin_ns: Ints, end_ns: Ints) -> int:
+    """Returns how many intervals lie within a range of their thread."""
+    if not ranges:
+        return 0
+    transfers = stretches(*_moments(ranges))
+    row = np.searchsorted(transfers.begin_ns, begin_ns, side="right") - 1
+    return int(((row >= 0) & (end_ns <= transfers.end_ns[np.maximum(row, 0)])).sum())
 
 
 def _joined(some: tuple[Ints, Ints], others: tuple[Ints, Ints]) -> tuple[Ints, Ints]:

@@ -582,6 +582,25 @@ def test_what_follows_a_collective_on_gloos_thread_is_not_its_transfer(tmp_path:
     assert (table.end_ns[:2] - table.issue_ns[:2]).tolist() == [200_000, 180_000]
 
 
+def test_a_thread_of_gloo_that_issues_most_is_not_the_training_thread(tmp_path: Path) -> None:
+    """As with PowerSGD's hook, two of whose three collectives are issued in callbacks."""
+    of_step = [
+        operator("aten::mm", 0, 95),
+        operator("c10d::allreduce_", 100, 110, **shapes([[1000]])),
+        span("gloo:all_reduce", 105, 895, GLOO, **READ),
+        operator("aten::mm", 205, 295, GLOO),
+        operator("c10d::allreduce_", 300, 310, GLOO, **shapes([[500]])),
+        span("gloo:all_reduce", 306, 480, GLOO_2, **shapes([500])),
+        operator("aten::mm", 482, 495, GLOO),
+        operator("c10d::allreduce_", 500, 510, GLOO, **shapes([[700]])),
+        span("gloo:all_reduce", 506, 880, GLOO_2, **shapes([700])),
+        operator("aten::mm", 900, 1000),
+    ]
+    world = world_of(written(tmp_path / "job", [trace(steps(8, 1000, of_step))]))
+    assert world.parts.step_ms == pytest.approx(1.0)
+    assert world.parts.exposed_ms == pytest.approx(0.785)
+
+
 @pytest.mark.parametrize("marked", [True, False])
 def test_steps_in_which_ranks_recorded_other_collectives_match_none(
     tmp_path: Path, marked: bool
