@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 common.begin()
-ddp = DistributedDataParallel(common.sleeping(3, 64, 9))
+ddp = DistributedDataParallel(common.sleeping(3, 64, 6))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for _ in common.steps():
     out = ddp(torch.randn(16, 64))
