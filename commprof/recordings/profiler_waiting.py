@@ -64,7 +64,9 @@ def host_waiting(
 
     A thread that copies a bucket back for DDP has waited for this bucket. So if such a copy follows
     although no collective has completed, and a collective is in flight, the thread has waited too:
-    gloo's thread lacked a core and recorded the completion late.
+    gloo's thread lacked a core and recorded the completion late. If such a copy follows while
+    gloo's thread is still within the callbacks of a collective, the thread has waited for what they
+    compute, as the rest of PowerSGD's hook: gloo's thread ends the range only afterwards.
     """
     work = stretches(
         np.frombuffer(host.work.begin_ns, np.int64), np.frombuffer(host.work.end_ns, np.int64)
@@ -90,6 +92,7 @@ def host_waiting(
     soon = np.searchsorted(copies, until + CLOSED_LATE_NS) > np.searchsorted(copies, until)
     is_open = np.searchsorted(np.sort(begins), until) > following
     is_whole = (late & (begin_ns <= since)) | (soon & is_open & (last <= since))
+    is_whole |= soon & _in_callbacks(calls, until)
     went_on = np.where(is_whole, until, np.clip(last, since, until))
     delayed = np.flatnonzero(~is_whole & (since < last) & (last < until))
     row = rows[following[delayed] - 1]
@@ -111,6 +114,22 @@ def host_waiting(
             np.concatenate((went_on[delayed], host.waits.end_ns[ended])),
         ),
     )
+
+
+def _in_callbacks(calls: CallColumns, moments: Ints) -> npt.NDArray[np.bool_]:
+    """True for moments at which a backend's thread is within the callbacks of a collective."""
+    transferred = [
+        (call.end_ns, until_ns)
+        for call in calls
+        for _, until_ns in call.times_ns[-1:]
+        if call.end_ns < until_ns
+    ]
+    begin_ns, end_ns = np.array(transferred, dtype=np.int64).reshape(-1, 2).T
+    begun, ended = (
+        np.searchsorted(np.sort(times_ns), moments, side="right") for times_ns in (begin_ns, end_ns)
+    )
+    in_callbacks: npt.NDArray[np.bool_] = begun > ended
+    return in_callbacks
 
 
 def _calls_of_steps(calls: CallColumns, steps: FoundSteps) -> Ints:

@@ -601,6 +601,24 @@ def test_a_thread_of_gloo_that_issues_most_is_not_the_training_thread(tmp_path: 
     assert world.parts.exposed_ms == pytest.approx(0.785)
 
 
+def test_what_callbacks_compute_is_waited_for_if_ddp_copies_the_bucket_then(
+    tmp_path: Path,
+) -> None:
+    """As with PowerSGD's hook: the training thread goes on before gloo's thread ends its range."""
+    of_step = [
+        operator("aten::mm", 0, 95),
+        operator("c10d::allreduce_", 100, 110, **shapes([[1000]])),
+        span("gloo:all_reduce", 105, 960, GLOO, **READ),
+        operator("c10d::allreduce_", 300, 310, GLOO, **shapes([[500]])),
+        span("gloo:all_reduce", 306, 480, GLOO_2, **shapes([500])),
+        operator("aten::mm", 482, 700, GLOO),
+        operator("torch.distributed.ddp.reducer::copy_bucket_to_grad", 760, 770),
+        operator("aten::mm", 770, 1000),
+    ]
+    world = world_of(written(tmp_path / "job", [trace(steps(8, 1000, of_step))]))
+    assert world.parts.exposed_ms == pytest.approx(0.65)
+
+
 @pytest.mark.parametrize("marked", [True, False])
 def test_steps_in_which_ranks_recorded_other_collectives_match_none(
     tmp_path: Path, marked: bool
