@@ -92,11 +92,27 @@ class Bursts:
         the thread waits for the next call is something else, such as a log, and stays.
         """
         rest = np.flatnonzero(~self.remains)
-        begin = self.calls.wait_end_ns[self.row[rest - 1]]
-        issue = self.calls.table.issue_ns[self.row[rest]]
-        end = self.calls.wait_end_ns[self.row[rest]]
-        begin = np.where(issue - begin > end - issue, issue, begin)
-        return Removed(self.joined, begin, end, bytes_remain=True)
+        earlier, later = self.row[rest - 1], self.row[rest]
+        work_ns, waited_ns = _work_and_waiting_ns(self.calls, earlier, later)
+        issue_ns = self.calls.table.issue_ns[later]
+        begin = np.where(work_ns > waited_ns, issue_ns, self.calls.wait_end_ns[earlier])
+        return Removed(self.joined, begin, self.calls.wait_end_ns[later], bytes_remain=True)
+
+
+def _work_and_waiting_ns(calls: RankCalls, earlier: Ints, later: Ints) -> tuple[Ints, Ints]:
+    """Returns how long the thread worked between two calls, and how long it waited for the later.
+
+    Waiting in barriers between the two calls counts as waiting for the later one.
+
+    ``earlier`` and ``later``: for each pair of calls, their rows; only barriers lie between them.
+    """
+    barrier = among(calls.table.op, *codes_of("barrier")) & calls.is_blocking
+    blocked_ns = np.where(barrier, calls.wait_end_ns - calls.table.issue_ns, 0)
+    until = np.concatenate(([0], np.cumsum(blocked_ns)))
+    in_barriers_ns = until[later] - until[earlier]
+    issue_ns = calls.table.issue_ns[later]
+    work_ns = issue_ns - calls.wait_end_ns[earlier] - in_barriers_ns
+    return work_ns, calls.wait_end_ns[later] - issue_ns + in_barriers_ns
 
 
 def _root(calls: RankCalls) -> Ints:
@@ -150,8 +166,7 @@ def _in_a_row(calls: RankCalls, row: Ints, burst: Ints) -> Mask:
     _, kind = np.unique(keys, axis=0, return_inverse=True)
     kind = kind.reshape(-1)
     later = np.flatnonzero(burst[1:] == burst[:-1]) + 1
-    work_ns = table.issue_ns[row[later]] - calls.wait_end_ns[row[later - 1]]
-    waited_ns = calls.wait_end_ns[row[later]] - table.issue_ns[row[later]]
+    work_ns, waited_ns = _work_and_waiting_ns(calls, row[later - 1], row[later])
     holds = np.zeros(int(kind.max()) + 1, dtype=bool)
     for number in range(len(holds)):
         of_kind = kind[later] == number

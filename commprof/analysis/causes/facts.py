@@ -25,7 +25,7 @@ from commprof.analysis.world import WorldResult
 from commprof.text import listed, plural
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
-from commprof.trace.lookup import among, is_in, row_containing, row_of
+from commprof.trace.lookup import among, distinct_rows, is_in, row_containing, row_of
 from commprof.trace.operations import codes_of
 from commprof.trace.ranks import lengths_of
 from commprof.trace.reader import Trace
@@ -64,7 +64,8 @@ class RankCalls:
     #: Size of the call, as nccl-tests counts sizes.
     size_bytes: Ints
     #: Time at which the training thread began to wait for the call; the next field is the time at
-    #: which the thread went on. 0 if it did not wait.
+    #: which the thread went on. 0 if it did not wait. Both are the call's end if the thread waits
+    #: for most calls of this kind, and found this one done.
     wait_begin_ns: Ints
     wait_end_ns: Ints
     #: Time for which the call blocked the training thread.
@@ -462,6 +463,8 @@ def _calls(rank: int, trace: Trace, table: Collectives, measured: Ints) -> RankC
     np.minimum.at(wait_begin, of, first)
     np.maximum.at(wait_end, of, last)
     size = sizes_bytes(table.op, table.bytes_in, table.bytes_out, sizes_of_groups([trace], [table]))
+    found_done = _found_done(table, size, wait_end)
+    wait_begin[found_done] = wait_end[found_done] = table.end_ns[found_done]
     return RankCalls(
         rank=rank,
         trace=trace,
@@ -479,6 +482,25 @@ def _calls(rank: int, trace: Trace, table: Collectives, measured: Ints) -> RankC
         on_device=_on_device(trace, table),
         has_size=_has_size(trace, table),
     )
+
+
+def _found_done(table: Collectives, size_bytes: Ints, wait_end_ns: Ints) -> Mask:
+    """True for calls that were done when the training thread came to wait for them.
+
+    A wait of less than a microsecond leaves no record. So these are calls without a recorded wait
+    that ended before the next call was issued, and of whose kind (operation, group and size) most
+    calls have a wait that ended before the next call. ``wait_end_ns``: 0 for calls without a wait.
+    """
+    follows = np.append(table.issue_ns[1:], _NO_TIME)
+    is_waited = wait_end_ns > 0
+    is_candidate = ~is_waited & table.end_is_exact & (table.end_ns <= follows)
+    is_candidate &= table.end_ns >= table.issue_ns
+    if not is_candidate.any():
+        return is_candidate
+    kind, first = distinct_rows(table.op, table.group, size_bytes)
+    blocking = np.bincount(kind[is_waited & (wait_end_ns <= follows)], minlength=len(first))
+    mask: Mask = is_candidate & (blocking > 0.5 * np.bincount(kind))[kind]
+    return mask
 
 
 def _has_size(trace: Trace, table: Collectives) -> Mask:

@@ -85,16 +85,22 @@ class Script:
         ms: float = 1.0,
         dtype: str = "Float",
         stack: tuple[str, ...] = (),
+        found_done: bool = False,
         **fields: Any,
     ) -> None:
-        """Issues a collective, and waits until it is complete after ``ms``; ``stack``: frames."""
+        """Issues a collective, and waits until it is complete after ``ms``.
+
+        ``stack``: frames. ``found_done``: True if the thread lacked a core until the collective was
+        complete, so that the wait ended at once and left no record.
+        """
         self._seq += 1
         begin = self._now
         self.now_ms = self._all_here() + ms
         op_id = self.rank.collective(
             self._seq, begin, self._now, size, op=op, dtype=DTYPES.index(dtype), **fields
         )
-        self.rank.wait(op_id, begin, self._now)
+        if not found_done:
+            self.rank.wait(op_id, begin, self._now)
         if stack:
             stacks = self.rank.stacks
             number = next((n for n, frames in stacks.items() if frames == stack), len(stacks) + 1)

@@ -120,15 +120,19 @@ def single_numbers(script: Script, step: int, fixed: bool) -> None:
         script.call(size=32 if fixed else 4, ms=1.5 if fixed else 0.6)
 
 
-def metric(script: Script, step: int, fixed: bool) -> None:
-    """Three states of a metric: for each a barrier, a gather of sizes and a gather of values."""
+def metric(barrier_ms: float, done: int, script: Script, step: int, fixed: bool) -> None:
+    """Three states of a metric: for each a barrier, a gather of sizes and a gather of values.
+
+    In the first ``done`` of every five steps, the thread finds the calls done.
+    """
     passed(script, step)
     updated(script)
+    is_done = step % 5 < done
     for _ in range(0 if fixed else 3):
-        script.call("barrier", 0, 0.3)
-        script.call("all_gather", 8, 0.6, "Long")
+        script.call("barrier", 0, barrier_ms, found_done=is_done)
+        script.call("all_gather", 8, 0.6, "Long", found_done=is_done)
         script.work(ms_of(script, step, 2, 0.2))
-        script.call("all_gather", 4, 0.6)
+        script.call("all_gather", 4, 0.6, found_done=is_done)
         script.work(ms_of(script, step, 3, 0.2))
     if fixed:
         script.call("all_gather", 12, 0.6)
@@ -177,11 +181,14 @@ def objects(script: Script, step: int, fixed: bool) -> None:
         script.note("object_unpickles", begin)
 
 
-def barriers(script: Script, step: int, fixed: bool) -> None:
-    """A barrier after forward makes the ranks wait for the slowest one once more."""
+def barriers(ms: float, done: int, script: Script, step: int, fixed: bool) -> None:
+    """A barrier after forward makes the ranks wait for the slowest one once more.
+
+    In the first ``done`` of every five steps, the thread finds it done.
+    """
     script.forward(ms_of(script, step, 0, 10.0))
     if not fixed:
-        script.call("barrier", 0, 1.0)
+        script.call("barrier", 0, ms, found_done=step % 5 < done)
     script.backward(ms_of(script, step, 1, 20.0), {4 * MB: 2.0})
     updated(script)
 
@@ -503,7 +510,9 @@ BUILT: list[tuple[str, Body, dict[str, Any]]] = [
     ("exchanged-again", averaged_again, {"trained": REDUCED}),
     ("statistics-each-layer", layers, {}),
     ("scalars-one-by-one", scalars, {}),
-    ("scalars-one-by-one", metric, {}),
+    ("scalars-one-by-one", partial(metric, 0.3, 0), {}),
+    ("scalars-one-by-one", partial(metric, 1.2, 0), {}),
+    ("scalars-one-by-one", partial(metric, 0.3, 2), {}),
     ("scalars-one-by-one", single_numbers, {}),
     ("scalars-every-pass", shown_loss, {}),
     ("tensors-one-by-one", tensors, {}),
@@ -511,7 +520,8 @@ BUILT: list[tuple[str, Body, dict[str, Any]]] = [
     ("gathered-outputs", outputs, {"trained": TRAINED}),
     ("pickled-objects", objects, {}),
     ("pickled-objects", objects_seldom, {}),
-    ("barrier-each-step", barriers, {}),
+    ("barrier-each-step", partial(barriers, 1.0, 0), {}),
+    ("barrier-each-step", partial(barriers, 3.0, 2), {}),
     ("fsdp-every-pass", partial(reduced, 0.0), {"models": 0}),
     ("fsdp-every-pass", partial(reduced, 0.4), {"models": 0}),
     ("fsdp-gathers-twice", partial(gathered, 0.0), {"models": 0}),
