@@ -32,8 +32,10 @@ from benchmarks.ranks.rank_launch import on_hosts, on_this_host
 
 HERE = Path(__file__).parent
 RANK_SCRIPT = HERE / "ranks" / "compression_rank.py"
-#: Hooks that take turns; the first two are plain DDP and torch's own fp16 hook.
+#: Compressors that `training` compares with plain DDP.
 TRAINED = ["plain", "fp16", "bf16", "int8", "int4", "topk:ratio=0.01", "topk:ratio=0.1", "powersgd"]
+#: Hooks of `exchange`, which take turns: a hook without any exchange, plain DDP, torch's own fp16
+#: hook, and commprof's hook with DDP's own mean ("none") and with several compressors.
 HOOKS = ["nothing", "plain", "torch fp16", "none", "fp16", "bf16", "int8", "topk:ratio=0.01"]
 
 
@@ -41,10 +43,8 @@ def main() -> int:
     """Runs one part, prints its table and its demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=sorted(PARTS))
-    parser.add_argument("--sizes", default="", help="MB, with commas")
-    parser.add_argument(
-        "--rates", default="1gbit,10gbit,loopback", help="of the link, as tc has it"
-    )
+    parser.add_argument("--sizes", default="", help="in MB, separated by commas")
+    parser.add_argument("--rates", default="1gbit,10gbit,loopback", help="of the link, as for tc")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=200, help="of `training`")
     parser.add_argument("--seconds", type=float, default=4.0, help="per row of `kernels`")
@@ -92,7 +92,8 @@ def _exchange(args: argparse.Namespace) -> dict[str, Any]:
 def _exchange_table(times: dict[str, Any], size_mb: float) -> str:
     """Returns a table with ratios of exchange times.
 
-    An exchange's time is that of a step minus that of the round's step without an exchange.
+    An exchange's time is the time of a step minus that of the step without an exchange in the same
+    round.
     """
     without = np.array(times["nothing"]["ms"])
     rows = []
@@ -146,7 +147,7 @@ def _powersgd(args: argparse.Namespace) -> dict[str, Any]:
                     high,
                 )
             )
-    print("PowerSGD in a DDP step of one rank, less the step without compression")
+    print("Time that PowerSGD adds to a DDP step of one rank")
     headers = ("MB", "rank", "ours ms", "torch ms", "torch : ours", "25 %", "75 %")
     print(tabulate(rows, headers=headers, floatfmt=".2f"))
     return results

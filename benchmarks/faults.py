@@ -3,8 +3,8 @@
     python benchmarks/faults.py                   10 tries of each
     python benchmarks/faults.py --tries 2 --only "SIGKILL,full disk"
     python benchmarks/faults.py --json FILE       add to FILE; with --fresh, try all again
-    python benchmarks/faults.py --fuzz 500        damaged and hostile run directories alone
-    python benchmarks/faults.py --events          ten million steps, killed, read again, alone
+    python benchmarks/faults.py --fuzz 500        only damaged and hostile run directories
+    python benchmarks/faults.py --events          only a run of ten million steps that is killed
 
 A try answers three questions. Did training end in the same way as without commprof (same exit
 codes, first errors and weights)? Does the trace have every step that a rank reported as done? Does
@@ -47,14 +47,28 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tries", type=int, default=10, help="of each fault (default: 10)")
-    parser.add_argument("--only", metavar="NAME,...", help="these faults")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="rows so far; new ones are added")
-    parser.add_argument("--fresh", action="store_true", help="try again what FILE has")
-    parser.add_argument("--fuzz", type=int, metavar="N", help="N damaged run directories")
+    parser.add_argument("--only", metavar="NAME,...", help="only these faults")
     parser.add_argument(
-        "--first-seed", type=int, default=1_000, help="of --fuzz and random moments (default: 1000)"
+        "--json", type=Path, metavar="FILE", help="results; rows that FILE has are not tried again"
     )
-    parser.add_argument("--events", action="store_true", help="ten million steps")
+    parser.add_argument("--fresh", action="store_true", help="try again what FILE has")
+    parser.add_argument(
+        "--fuzz",
+        type=int,
+        metavar="N",
+        help="instead, run every command on N damaged run directories",
+    )
+    parser.add_argument(
+        "--first-seed",
+        type=int,
+        default=1_000,
+        help="first seed, of --fuzz and of random moments (default: 1000)",
+    )
+    parser.add_argument(
+        "--events",
+        action="store_true",
+        help="instead, kill a run of ten million steps, and read its trace",
+    )
     args = parser.parse_args()
     if args.fuzz:
         return fuzz(args.fuzz, args.first_seed)
@@ -75,7 +89,10 @@ def chosen(parser: argparse.ArgumentParser, only: str | None) -> list[Row]:
         # Some names contain commas.
         name = max((name for name in known if left.startswith(f"{name},")), key=len, default=None)
         if name is None:
-            parser.error(f"--only: no fault {left[:-1]!r}; allowed, by commas: {'; '.join(known)}")
+            parser.error(
+                f"--only: no fault is named {left[:-1]!r}; allowed names, to be joined by commas: "
+                f"{'; '.join(known)}"
+            )
         found.append(known[name])
         left = left[len(name) + 1 :].lstrip()
     return found

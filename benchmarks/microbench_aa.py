@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--most-s", type=float, default=120)
-    parser.add_argument("--json", type=Path, help="write what was found in each pair there")
+    parser.add_argument("--json", type=Path, help="file for the result of each pair")
     args = parser.parse_args()
     args.directory.mkdir(parents=True, exist_ok=True)
     files = [

@@ -60,9 +60,9 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--groups", type=int, default=12, help="process groups per size")
     parser.add_argument(
-        "--turns", type=int, default=192, help="of all loops per group; fewer of large ones"
+        "--turns", type=int, default=192, help="per group, of all loops; fewer for large sizes"
     )
-    parser.add_argument("--sizes", help="bytes, with commas (default: 1 KB to 100 MB)")
+    parser.add_argument("--sizes", help="in bytes, separated by commas (default: 1 KB to 100 MB)")
     parser.add_argument("--json", type=Path, help="write the figures there")
     args = parser.parse_args()
     sizes = [int(word) for word in args.sizes.split(",")] if args.sizes else [*SIZES]

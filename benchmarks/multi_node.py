@@ -22,7 +22,8 @@ from benchmarks.judging.results_file import CONTEXT, read_json, write_json
 
 # The ranks import this file as their main module, so the parent's own imports are in functions.
 
-#: Numbers of hosts with a demand, and largest allowed difference of counted from recorded bytes.
+#: Numbers of hosts with a demand, and largest allowed relative difference between counted and
+#: recorded bytes.
 HOSTS = (2, 4)
 MOST_APART = 0.02
 WORKLOAD = "timed:layers=4,backward_ms=20,gradient_mb=2,bucket_cap_mb=0.1"
@@ -35,7 +36,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--strategy", default="ddp")
     parser.add_argument("--workload", default=WORKLOAD)
-    parser.add_argument("--results", type=Path, help="JSON; what is in it is kept")
+    parser.add_argument(
+        "--results", type=Path, help="JSON; numbers of hosts in it are not run again"
+    )
     args = parser.parse_args()
     found = read_json(args.results)
     for hosts in args.hosts:

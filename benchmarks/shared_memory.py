@@ -56,10 +56,12 @@ def main() -> int:
     """Runs one part, prints its table and its demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=sorted(PARTS))
-    parser.add_argument("--ranks", help="with commas (default: 2,4,8; of `ddp` and `hosts`: 2,4)")
-    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="bytes")
-    parser.add_argument("--rates", default=",".join(RATES), help="of the links, as tc has it")
-    parser.add_argument("--models", default=",".join(MODELS), help="of `ddp`")
+    parser.add_argument(
+        "--ranks", help="separated by commas (default: 2,4,8; for `ddp` and `hosts`: 2,4)"
+    )
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="in bytes")
+    parser.add_argument("--rates", default=",".join(RATES), help="of the links, as for tc")
+    parser.add_argument("--models", default=",".join(MODELS), help="models of `ddp`")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--tries", type=int, default=TRIES, help="of `faults`")
     parser.add_argument("--json", type=Path, help="keep all times there")
@@ -118,7 +120,7 @@ def _ddp(args: argparse.Namespace) -> dict[str, Any]:
             results[f"{model} {ranks}"] = on_this_host(RANK_SCRIPT, ranks, told)
     headers = ("model", "ranks", "without ms", "gloo ms", "ours ms", "communication gloo : ours")
     headers += ("step gloo : ours", "25 %", "75 %", "step shorter by %")
-    print("DDP's forward and backward; communication: what a step takes longer than without any")
+    print("DDP's forward and backward; communication: the time that it adds to a step")
     print(tabulate(_ddp_rows(results), headers=headers, floatfmt=".2f"))
     return results
 

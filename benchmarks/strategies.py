@@ -154,7 +154,7 @@ def shown(results: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE")
-    parser.add_argument("--fresh", action="store_true", help="measure what the file has as well")
+    parser.add_argument("--fresh", action="store_true", help="measure all settings again")
     args = parser.parse_args()
     source = args.source or RESULT
     results: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
     python benchmarks/torch_beliefs.py                          ask the torch of this Python
     python benchmarks/torch_beliefs.py --python PY --python PY  ask these interpreters' torch
-    python benchmarks/torch_beliefs.py --only NAME,...          ask some; prints the answers
+    python benchmarks/torch_beliefs.py --only NAME,...          ask these beliefs only
     python benchmarks/torch_beliefs.py --write                  also keep the answers and the page
 
 Each belief is a function in ``benchmarks/beliefs``, with a sentence that was written down before
@@ -35,7 +35,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--python", action="append", metavar="PY", help="an interpreter with torch")
-    parser.add_argument("--only", metavar="NAME,...", help="these beliefs")
+    parser.add_argument("--only", metavar="NAME,...", help="only these beliefs")
     parser.add_argument("--write", action="store_true", help=f"update {ANSWERS.name} and the page")
     args = parser.parse_args()
     known: dict[str, dict[str, str]] = json.loads(ANSWERS.read_text()) if ANSWERS.exists() else {}

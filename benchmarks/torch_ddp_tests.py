@@ -1,7 +1,7 @@
 """Runs PyTorch's own tests of DistributedDataParallel over gloo, with commprof and without.
 
-    python benchmarks/torch_ddp_tests.py                     all of them, both ways
-    python benchmarks/torch_ddp_tests.py --only NAME,NAME    these
+    python benchmarks/torch_ddp_tests.py                     all tests, with commprof and without
+    python benchmarks/torch_ddp_tests.py --only NAME,NAME    only these tests
     python benchmarks/torch_ddp_tests.py --resume FILE       the tests that FILE lacks
     python benchmarks/torch_ddp_tests.py --counts            write results/torch_ddp_tests.json
 
@@ -52,15 +52,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", metavar="NAME,...", help="these tests (default: all)")
+    parser.add_argument("--only", metavar="NAME,...", help="only these tests (default: all)")
     parser.add_argument(
         "--world-size", type=int, default=2, help="of the tests that do not choose it (default: 2)"
     )
     parser.add_argument(
-        "--resume", type=Path, metavar="FILE", help="results so far; new ones are added"
+        "--resume", type=Path, metavar="FILE", help="results; tests in it are not run again"
     )
     parser.add_argument("--counts", action="store_true", help=f"write {RESULT.name}")
-    parser.add_argument("--seconds", type=float, default=1e9, help="start no test after so many")
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no test after this time")
     args = parser.parse_args()
     done = json.loads(args.resume.read_text()) if args.resume and args.resume.exists() else {}
     every = listed(args.world_size)

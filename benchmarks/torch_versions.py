@@ -52,8 +52,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("minors", nargs="*", default=MINORS, help="such as 2.15 (default: all)")
-    parser.add_argument("--python", default=sys.executable, help="of the environments")
-    parser.add_argument("--directory", type=Path, help="of the environments (default: temporary)")
+    parser.add_argument("--python", default=sys.executable, help="Python of the environments")
+    parser.add_argument(
+        "--directory", type=Path, help="folder for the environments (default: a temporary one)"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the environments")
     parser.add_argument("--json", type=Path, help="add each version's figures to this file")
     args = parser.parse_args()

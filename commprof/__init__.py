@@ -22,7 +22,8 @@ __all__ = [
 ]
 
 #: For each public name of the profiler, the module that defines it. All of these names need torch,
-#: except those in ``_WITHOUT_TORCH``. The other names in ``__all__`` come from satellites.
+#: except those in ``_WITHOUT_TORCH``. :mod:`commprof.satellites` provides the other names in
+#: ``__all__``.
 _HOMES = {
     "Attachment": "commprof.capture.attachment",
     "LoadedRun": "commprof.commands.showing.loaded",

@@ -4,12 +4,12 @@
 
 Runs the 60 scenarios of ``tests/support/builders/blame.py``, each on two to four real gloo ranks of
 this machine: a late root with a later leaf, late senders and receivers, chains of groups, HSDP,
-pipelines, ranks in turn, every fifth step, stopped and throttled processes, slow links. In every
-other scenario the ranks compute; in the other scenarios they sleep instead. A throttled rank needs
-cgroup v1 (root); without cgroup v1 these scenarios are left out. Waiting for a rank without a core
-is not counted, as in the report, except in the scenarios with a throttled rank. Scenarios in the
-results file are not repeated. Prints a line per scenario, how often rank and cause were right, and
-whether the costs add up to all waiting. Exits with 1 if a demand is not met.
+pipelines, ranks in turn, every fifth step, stopped and throttled processes, slow links. The ranks
+compute in half of the scenarios, and sleep in the other half. A throttled rank needs cgroup v1
+(root); without cgroup v1 the scenarios with a throttled rank are left out. Waiting for a rank
+without a core is not counted, as in the report, except in the scenarios with a throttled rank.
+Scenarios in the results file are not repeated. Prints a line per scenario, how often rank and cause
+were right, and whether the costs add up to all waiting. Exits with 1 if a demand is not met.
 
 ``--clean 10`` runs symmetric jobs of two computing ranks instead, next to ``--load`` busy loops,
 and counts the jobs in which a rank is named.
@@ -38,7 +38,7 @@ _Rows = list[dict[str, Any]]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, help="one JSON line per run; runs in it are kept")
+    parser.add_argument("--results", type=Path, help="JSON lines; runs in it are not repeated")
     parser.add_argument("--minutes", type=float, default=12, help="start no batch after that")
     parser.add_argument("--clean", type=int, default=0, help="symmetric runs, and nothing else")
     parser.add_argument("--load", type=int, default=2, help="busy loops beside the clean runs")

@@ -70,7 +70,7 @@ def _judge(output: Path, answers: dict[str, str]) -> int:
         print(f"{number}: {cause}, read as {said}")
     accused = sum(cause == "nothing wrong" for cause, _ in wrong.values())
     right = len(answers) - len(wrong)
-    print(f"{right} of {len(answers)} right; {accused} runs accused with nothing wrong")
+    print(f"{right} of {len(answers)} right; {accused} runs accused although nothing was wrong")
     return int(right < RIGHT * len(answers) or accused > 0)
 
 
@@ -144,7 +144,7 @@ _CHANGES = {
 
 
 def _card(output: Path, number: str, plan: dict[str, Any], again: bool) -> None:
-    """Runs a plan, if it has no run yet, and writes its card."""
+    """Runs a plan unless a run of it is recorded, and writes its card."""
     run, card = output / "runs" / number, output / f"{number}.txt"
     if card.exists() and not again:
         return

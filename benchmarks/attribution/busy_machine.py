@@ -35,9 +35,9 @@ _BUSY = "while True: pass"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=PAIRS, help="of each number of ranks")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="pairs for each number of ranks")
     parser.add_argument("--minutes", type=float, default=9, help="start no pair after that")
-    parser.add_argument("--results", type=Path, help="one JSON line per pair; those in it are kept")
+    parser.add_argument("--results", type=Path, help="JSON lines; pairs in it are not repeated")
     args = parser.parse_args()
     end = time.monotonic() + 60 * args.minutes
     rows, kept = read_rows(args.results), Lines(args.results)

@@ -8,12 +8,13 @@ The folder holds recordings of torch.profiler: traces, archives of a job's trace
 (and pandas 2) and TraceLens (github.com/AMD-AGI/TraceLens); a tool that is not installed in ENV is
 marked as missing. All times are between the first and the last kernel or copy of a rank's GPU.
 
-The tools have other rules. TraceLens counts fills of memory as compute, communication as exposed
-while a copy within the GPU runs, and only kernels of NCCL, RCCL and some of vLLM as communication.
-HolisticTraceAnalysis counts as communication only kernels whose names begin with "nccl", does not
-separate exposed communication from copies, and leaves out kernels whose launch was not recorded. So
-each figure is also computed by the rules of the tool. The exit code is 1 if a figure differs from
-the tool's by more than 0.1 % of the time, both as commprof computes it and by the tool's rules.
+The other tools divide the time by rules of their own. TraceLens counts fills of memory as compute,
+communication as exposed while a copy within the GPU runs, and only kernels of NCCL, RCCL and some
+of vLLM as communication. HolisticTraceAnalysis counts as communication only kernels whose names
+begin with "nccl", does not separate exposed communication from copies, and leaves out kernels whose
+launch was not recorded. So each figure is computed twice: as in commprof's reports, and by the
+rules of the tool. The exit code is 1 if both differ from the tool's figure by more than 0.1 % of
+the time.
 """
 
 from __future__ import annotations
@@ -274,9 +275,10 @@ def beside(path: Path) -> str:
         "Times in ms from a GPU's first kernel or copy to its last. TraceLens: computation, "
         "exposed communication, exposed copies, idle. HTA: compute, all else that ran, idle. "
         "differ: largest difference of a part in percent of the time; if it is above 0.1 %, also "
-        "of the parts by the tool's own rules: TraceLens counts fills of memory as compute and "
-        "communication under a copy as exposed, and does not know all kernels of vLLM; HTA leaves "
-        "out kernels whose launch was not recorded, and knows only NCCL's."
+        "the largest difference if commprof applies the tool's rules. By these, TraceLens counts "
+        "fills of memory as compute and communication under a copy as exposed, and does not know "
+        "all kernels of vLLM; HTA leaves out kernels whose launch was not recorded, and counts "
+        "only NCCL's kernels as communication."
     )
     return f"{legend}\n\n{table(read_json(path)['rows'])}"
 

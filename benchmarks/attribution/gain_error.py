@@ -51,7 +51,7 @@ _Rows = list[dict[str, Any]]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, help="one JSON line per job; jobs in it are kept")
+    parser.add_argument("--results", type=Path, help="JSON lines; runs in it are not repeated")
     parser.add_argument("--minutes", type=float, default=90, help="start no batch after that")
     parser.add_argument("--rounds", type=int, default=1, help="runs of each job")
     parser.add_argument("--part", default="0/1", help="K/N: jobs K, K + N, K + 2 N, ...")

@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--tries", type=int, default=TRIES)
     parser.add_argument("--first-seed", type=int, default=100)
     parser.add_argument("--minutes", type=float, default=8, help="start no try after that")
-    parser.add_argument("--results", type=Path, help="one JSON line per try; those in it are kept")
+    parser.add_argument("--results", type=Path, help="JSON lines; tries in it are not repeated")
     args = parser.parse_args()
     end = time.monotonic() + 60 * args.minutes
     wanted = [args.first_seed + number for number in range(args.tries)]
@@ -79,14 +79,14 @@ def _print(rows: list[dict[str, Any]]) -> None:
     late_s = [row["beyond_threshold_s"] for row in rows if row["beyond_threshold_s"] is not None]
     print(f"\n{len(rows)} tries:")
     before = sum(row["told_before_the_stop"] > 0 for row in rows)
-    print(f"  with another hang told before the stop:    {before}")
+    print(f"  another hang reported before the stop:     {before}")
     if late_s:
         worst = max(late_s)
         print(
-            f"  beyond the threshold: median {statistics.median(late_s):.2f} s, "
+            f"  from the threshold to the report: median {statistics.median(late_s):.2f} s, "
             f"at most {worst:.2f} s"
         )
-    print(f"  job went on to the same result:            {sum(row['same_result'] for row in rows)}")
+    print(f"  job continued to the expected result:      {sum(row['same_result'] for row in rows)}")
 
 
 def demands(rows: list[dict[str, Any]]) -> list[Demand]:

@@ -68,7 +68,7 @@ class Schedule:
         )
 
     def simulated_exposed_s(self) -> float:
-        """Returns the simulated exposed time; backward begins on an idle link with a full burst."""
+        """Returns the simulated exposed time, for a link that is idle when backward begins."""
         ready_s = np.cumsum(self.backward_ms) / 1e3
         link = Link(
             bytes_per_s=self.rate_mbit * 1e6 / 8 * netns.PAYLOAD_SHARE,
@@ -138,7 +138,7 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=10, help="start no schedule after that")
     parser.add_argument(
-        "--results", type=Path, help="one JSON line per schedule; those in it are kept"
+        "--results", type=Path, help="JSON lines; schedules in it are not run again"
     )
     args = parser.parse_args()
     if reason := netns.unavailable():

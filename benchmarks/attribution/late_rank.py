@@ -29,8 +29,8 @@ from benchmarks.judging.results_file import Lines, read_rows
 PHASES = ("data", "forward", "backward", "optimizer", "pause")
 NAMED_AS = {"pause": "host pause"}
 STEPS = 25
-#: Number of runs with a late rank, and of clean runs; and the least number of each with the right
-#: answer: the late rank's phase is named, or no rank is named.
+#: Number of runs of each kind, with a late rank and clean, and least number with the right answer.
+#: With a late rank its phase must be named, in a clean run no rank.
 WANTED, LEAST = 50, 48
 
 
@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--clean", type=int, default=50, help="runs without one")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=12, help="start no run after that")
-    parser.add_argument("--results", type=Path, help="one JSON line per run; runs in it are kept")
+    parser.add_argument("--results", type=Path, help="JSON lines; runs in it are not repeated")
     args = parser.parse_args()
     end = time.monotonic() + 60 * args.minutes
     wanted = [(True, args.first_seed + i) for i in range(args.late)]

@@ -3,10 +3,11 @@
     PYTHONPATH=. python benchmarks/attribution/nccl_links.py --results nccl_links.jsonl
 
 Each run plays the calls of 64 ranks to the profiler plugin of NCCL, with a clock that only the run
-moves: all-reduces in a ring. Each link has its own times in the network, for the peer and for the
-GPU; one link takes four times as long in the network. The report must give each part, the kernels'
-waits and their transfer within 1 %, and name the slow link by its two ends. Runs in the results
-file are not repeated. Prints a line per demand, and exits with 1 if one is not met.
+moves: all-reduces in a ring. On each link, a send takes some time in the network, waits some time
+for the peer, and some time for the GPU; these times differ from link to link, and one link takes
+four times as long in the network. The report must give each part, the kernels' waits and their
+transfer within 1 %, and name the slow link by its two ends. Runs in the results file are not
+repeated. Prints a line per demand, and exits with 1 if one is not met.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=RUNS)
     parser.add_argument("--minutes", type=float, default=5, help="start no run after that")
-    parser.add_argument("--results", type=Path, help="one JSON line per run; runs in it are kept")
+    parser.add_argument("--results", type=Path, help="JSON lines; runs in it are not repeated")
     args = parser.parse_args()
     end = time.monotonic() + 60 * args.minutes
     rows, kept = read_rows(args.results), Lines(args.results)

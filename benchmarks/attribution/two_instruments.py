@@ -74,8 +74,8 @@ def main() -> int:
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
-    parser.add_argument("--crowded", action="store_true", help="ranks compute without a core each")
-    parser.add_argument("--rested", action="store_true", help="operators sleep, on any machine")
+    parser.add_argument("--crowded", action="store_true", help="operators always compute")
+    parser.add_argument("--rested", action="store_true", help="operators always sleep")
     parser.add_argument("--results", type=Path, help="a JSON line is added per measurement")
     args = parser.parse_args()
     rows, kept = read_rows(args.results), Lines(args.results)
@@ -138,10 +138,10 @@ def _compared(workload: str, ranks: int, rests: bool, backend: str) -> Row:
     lacked = 100 * np.median(lacked_ms, axis=1) / step_ms
     for rank in range(ranks):
         print(
-            f"{name}: rank {rank}: step {step_ms[rank]:.2f} ms, by torch.profiler exposed "
-            f"{more['exposed'][rank]:+.2f} %, wait {more['wait'][rank]:+.2f} % of it; "
-            f"{100 * np.median(stood[rank]) / step_ms[rank]:.2f} % after collectives were done, "
-            f"{lacked[rank]:.2f} % without a core"
+            f"{name}: rank {rank}: step {step_ms[rank]:.2f} ms; by torch.profiler, exposed time is "
+            f"{more['exposed'][rank]:+.2f} % and waiting {more['wait'][rank]:+.2f} % of the step "
+            f"longer; waits last {100 * np.median(stood[rank]) / step_ms[rank]:.2f} % of the step "
+            f"after collectives were done, the thread lacks a core {lacked[rank]:.2f} % of the step"
         )
     return {
         **{"workload": workload, "ranks": ranks, "backend": backend, "torch": torch.__version__},
@@ -174,7 +174,7 @@ def _calls_apart(name: str, ours: Sequence[Path], theirs: Path) -> tuple[int, in
         ops = Counter(op for op, _, _ in own_calls)
         other_ops = Counter(op for op, _, _ in other_calls)
         for op, count in ((ops - other_ops) + (other_ops - ops)).items():
-            print(f"{name}: {path.stem}: only one of both has {count} calls of {op}")
+            print(f"{name}: {path.stem}: only one of both recordings has {count} calls of {op}")
             lacking += count
         for what, of_both in (
             (
@@ -232,11 +232,11 @@ def _kernels_apart(ours: Path, theirs: Path) -> str:
     end_apart -= np.median(end_apart)
     length_apart = (end_us - start_us) - length
     return "; ".join(
-        f"{what} {np.median(values):+.1f} us (|.| at most {np.quantile(np.abs(values), 0.99):.1f} "
-        "for 99 %)"
+        f"{what} by {np.median(values):+.1f} us in the median, by at most "
+        f"{np.quantile(np.abs(values), 0.99):.1f} us for 99 %"
         for what, values in (
-            (f"ends of {len(kernels)} kernels apart by", end_apart),
-            (f"lengths of {np.median(length):.0f} us longer by", length_apart),
+            (f"ends of {len(kernels)} kernels differ", end_apart),
+            (f"their lengths ({np.median(length):.0f} us) differ", length_apart),
         )
     )
 

@@ -36,10 +36,10 @@ _COMMON = (
     *("torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.distributed.pipelining"),
     *("torch.distributed.optim", "torch.distributed.checkpoint.state_dict"),
 )
-#: Factor of all time limits, for a busy machine: the first question with Inductor compiles torch's
-#: headers, which takes long.
+#: Factor of all time limits; set it above 1 on a busy machine. The first question with Inductor
+#: takes longest, because it compiles torch's headers.
 PATIENCE = float(os.environ.get("BELIEF_PATIENCE", "1"))
-#: Seconds after which a question counts as not ending.
+#: Seconds after which a question counts as one that does not end.
 LONGEST_S = 90 * PATIENCE
 
 
@@ -135,7 +135,7 @@ def outcome(call: Callable[[], Any]) -> str:
     """Says "works", or the type and the first line of the exception."""
     try:
         call()
-    except BaseException as error:  # the exception of torch.distributed.checkpoint is no Exception
+    except BaseException as error:  # CheckpointException is a BaseException, but no Exception
         return _named(error)
     return "works"
 

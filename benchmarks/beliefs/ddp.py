@@ -30,7 +30,7 @@ def _pass(model: nn.Module, width: int = 64) -> None:
 
 
 def _settled(**options: Any) -> DistributedDataParallel:
-    """Returns a model of four layers, each with its own bucket; DDP has settled the buckets."""
+    """Returns a model of four layers, each with its own bucket, after DDP rebuilt its buckets."""
     model = DistributedDataParallel(_layers(), bucket_cap_mb=0.01, **options)
     for _ in range(3):
         _pass(model)

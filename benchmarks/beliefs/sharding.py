@@ -37,7 +37,7 @@ def _sharded(layers: int = 2, **options: Any) -> nn.Module:
 
 
 def _reduce_scatters(model: nn.Module) -> list[dict[str, Any]]:
-    """Returns the arguments by name of FSDP2's reduce-scatters in one pass."""
+    """Returns the keyword arguments of each reduce-scatter that FSDP2 issues in one pass."""
     seen: list[dict[str, Any]] = []
 
     def noted(original: Any) -> Any:

@@ -128,8 +128,8 @@ _LIMIT_S = 180
 _RANKS = 2
 #: Steps of a turn, and turns of each script. The first turn is a warm-up.
 _TURN_STEPS, _TURNS = 10, 7
-#: Steps of a recorded run. Without the first step, which is a warm-up, what a job does every tenth
-#: step is in as large a part of them as of the turns.
+#: Steps of a recorded run: a warm-up step, and then as many steps as in all turns. So work that a
+#: job does every tenth step takes the same share of the recorded steps as of the turns.
 _STEPS = _TURNS * _TURN_STEPS + 1
 
 
@@ -226,7 +226,8 @@ def _pipe(path: Path) -> int:
 def _turn_ms(process: Forked, begins: Sequence[int], took: Sequence[int]) -> float:
     """Lets a job run one turn; returns its mean step in ms, on the rank that took the longest.
 
-    What a rank does alone at the end of a turn, other ranks would wait for in the next step.
+    The longest time counts, because work that one rank does alone at the end of a turn would make
+    the other ranks wait in the next step.
 
     Raises:
         ChildProcessError: a rank did not end its turn.
@@ -344,7 +345,7 @@ def demands(rows: list[dict[str, Any]]) -> list[Demand]:
             SILENT,
         ),
         at_most(
-            f"mean difference of the gain said and measured, beyond the noise ({len(said)} jobs)",
+            f"mean difference of predicted and measured gain, beyond the noise ({len(said)} jobs)",
             _mean(errors),
             ERROR,
             " % of the step",

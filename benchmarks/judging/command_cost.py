@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Program that runs a command, and writes its CPU time in s, its largest resident set in KiB and
-#: its exit code to the file descriptor that is its first argument. Linux counts the resident set of
-#: the process that starts a command as one of the command: so a small process must start it.
+#: Program that runs a command, and writes the command's CPU time in s, largest resident set in KiB
+#: and exit code to the file descriptor in its first argument. A small process must start the
+#: command, because Linux counts the starting process's resident set in the command's largest one.
 _STARTER = """
 import json, os, subprocess, sys
 child = subprocess.Popen(sys.argv[2:])

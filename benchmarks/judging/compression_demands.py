@@ -36,7 +36,7 @@ KERNEL_POINTS = 14
 
 
 def kernels(figures: Figures) -> list[Demand]:
-    """Checks the demands on ratios of times: most of ours / other, or least of other / ours."""
+    """Checks the demands on ratios of times: at most on ours / other, at least on other / ours."""
     found = []
     for what, row in figures.items():
         if not row["demand"]:
@@ -87,7 +87,7 @@ def wire_bytes(where: str, times: Figures) -> list[Demand]:
     for name, one in times.items():
         if one["wire_bytes"]:
             counted = one["bytes"] / one["wire_bytes"] - 1
-            what = f"bucket, {where}: {name}, bytes counted on the interface against reported"
+            what = f"bucket, {where}: {name}, bytes counted on the interface / reported - 1"
             figure = f"{counted:+.2%}"
             asked = f"within {SAME_BYTES:.0%}"
             found.append(Demand(what, figure, asked, abs(counted) <= SAME_BYTES))

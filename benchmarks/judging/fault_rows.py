@@ -84,7 +84,7 @@ def _no_cgroup() -> str:
 
 
 def _in_a_job(fault: Fault, unavailable: Callable[[], str]) -> Row:
-    """Makes a row for ranks that are forked from one warm Python, without a launcher."""
+    """Makes a row for ranks that are forked from one Python with torch, without a launcher."""
     # Ranks of another user may have no right to start this user's Python.
     watched = fault.uid == 0
 

@@ -40,7 +40,8 @@ def ratio_of(above: float, below: float) -> float:
     return float(above / below) if below > 0 else float("inf")
 
 
-#: Fields of the first line of ``/proc/stat``, after its name: proc(5).
+#: Places of fields in the first line of ``/proc/stat``, after its name (see proc(5)), and number of
+#: fields that are read.
 _IDLE, _IOWAIT, _STEAL, _KNOWN = 3, 4, 7, 8
 
 #: Stolen share above which a measurement is repeated.

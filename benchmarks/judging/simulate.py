@@ -4,7 +4,7 @@ The model is gloo's ring all-reduce under DDP. All ranks have the same schedule,
 in the same way, and one link represents all links: the link on which a rank sends to its neighbour.
 
 - A bucket's all-reduce is issued when its gradients are ready. Two threads per process group
-  work on all-reduces, in order of issue; a third waits until one of them is free.
+  work on all-reduces, in order of issue; a third all-reduce waits until one of the threads is free.
 - An all-reduce is cut into ``max(2 n, size / 1 MiB)`` segments, rounded up to a multiple of the
   ``n`` ranks. A rank sends ``(n - 1) / n`` of the segments in the reduce-scatter and as many in the
   all-gather, which begins when the reduce-scatter is over. In all it sends ``2 (n - 1) / n`` times

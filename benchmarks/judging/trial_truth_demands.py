@@ -21,7 +21,7 @@ NO = ("none", "not-the-bottleneck")
 
 
 def summary(rows: Rows) -> Iterator[str]:
-    """Yields lines with rows, coverage, and the time of each part."""
+    """Yields lines on fixed runs, on intervals of trials, and on the time of each part."""
     steps, link = _true_steps(rows), _good(rows, "link")
     for label, values in sorted(steps.items(), key=lambda item: statistics.median(item[1])):
         yield (
@@ -31,7 +31,7 @@ def summary(rows: Rows) -> Iterator[str]:
     if steps and link:
         best, among = _fastest(steps), _recommended(steps, link)
         yield f"on the link: {best} is the fastest alone; of {len(link)} trials"
-        yield f"  {among} recommended it, or one that they could not tell from it"
+        yield f"  {among} recommended it, or a candidate that they could not distinguish from it"
         yield from _coverage_by_label(steps, link)
     for part in ("truth", "link", "loopback"):
         done = [one for one in rows if one["part"] == part]
@@ -75,7 +75,7 @@ def demands(rows: Rows) -> list[Demand]:
 
 
 def _at_its_rate(what: str, held: int, count: int) -> Demand:
-    """Checks that 95 % of the intervals hold, or up to two standard deviations less."""
+    """Checks that 95 % of the intervals contain the truth, less two standard deviations at most."""
     least = max(0, math.ceil(0.95 * count - 2 * math.sqrt(0.05 * 0.95 * count)))
     asked = f"at least {least} (95 % less 2 SD)"
     return Demand(what, f"{held} of {count} ({held / count:.0%})", asked, held >= least)
@@ -125,5 +125,5 @@ def _coverage_by_label(steps: dict[str, list[float]], link: Rows) -> Iterator[st
         middle = statistics.median(one["ratios"][label][0] for one in link)
         yield (
             f"  {label:18} true ratio {_true_ratios(steps)[label]:.4f}, trials' median "
-            f"{middle:.4f}, in {held} of {len(link)} intervals"
+            f"{middle:.4f}, truth in {held} of {len(link)} intervals"
         )

@@ -35,9 +35,7 @@ HELD_LEAST, HELD_MOST = 0.93, 0.97
 def main() -> int:
     """Compares the blocks; prints the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--json", type=Path, help="write the counts there, beside what the file holds"
-    )
+    parser.add_argument("--json", type=Path, help="add the counts to this file")
     args = parser.parse_args()
     results = calibrate()
     write_json(args.json, {**read_json(args.json), **results})

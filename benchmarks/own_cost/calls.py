@@ -36,9 +36,7 @@ ROUNDS = 40
 def main() -> int:
     """Measures the calls; prints tables and the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--json", type=Path, help="write all times there, beside what the file holds"
-    )
+    parser.add_argument("--json", type=Path, help="add the times to this file")
     args = parser.parse_args()
     results = {"collectives": call_times("fake", ROUNDS)}
     write_json(args.json, {**read_json(args.json), **results})

@@ -30,7 +30,10 @@ MS = 1e6
 
 
 def loop(device: Any, tensor: Any) -> Counter[str]:
-    """Returns, by name, the calls of COLLECTIVES collectives and their waits, after 50 others."""
+    """Returns the device calls of COLLECTIVES collectives and their waits, by name.
+
+    The calls of 50 collectives before them, as warm-up, are not counted.
+    """
     device.collectives_take(0.2 * MS)
     for i in range(COLLECTIVES + 50):
         if i == 50:

@@ -8,7 +8,7 @@ when the GPU is done. Then the GPU's work does not hide the host's additional wo
 one rank NCCL's all-reduce is at most a copy, but ProcessGroupNCCL makes streams wait and records
 events as with several ranks. Prints ratios to plain processes with 95 % intervals, and microseconds
 that recording adds to a call. Exits with 1 if a step or a call takes longer with recording than
-with torch.profiler. The file has all times after each generation of processes.
+with torch.profiler. All times so far are written to FILE after each generation of processes.
 """
 
 from __future__ import annotations

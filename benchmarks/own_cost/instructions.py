@@ -56,7 +56,9 @@ def main() -> int:
     """Counts all models, numbers of ranks and modes that the file lacks."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=list(ASKED), help="default: %(default)s")
-    parser.add_argument("--json", type=Path, help="write counts there; what it has is kept")
+    parser.add_argument(
+        "--json", type=Path, help="add counts to this file; what it has is not counted again"
+    )
     args = parser.parse_args()
     if shutil.which("valgrind") is None:
         parser.error("valgrind is not installed (Debian: apt install valgrind)")

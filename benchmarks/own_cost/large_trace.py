@@ -142,7 +142,7 @@ def demands(figures: dict[str, Any]) -> list[Demand]:
         ),
         at_most("error of the mean step", 100 * step_error, 0.5, " %"),
         at_most(
-            "difference of waiting and transfer from those of one repetition, of the step",
+            "waiting and transfer: largest difference from one repetition, in percent of the step",
             100 * differs,
             0.5,
             " %",
@@ -157,7 +157,7 @@ def main() -> int:
     """Measures; prints the figures and the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=GIGABYTES)
-    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
     figures = measured(args.gigabytes)
     print(json.dumps(figures, indent=1))

@@ -10,7 +10,7 @@ in which a monitor loads, are left out, because a monitor loads only once per jo
     PYTHONPATH=. python benchmarks/own_cost/live_overhead.py [--ranks 2,4] [--rounds 12]
         [--json FILE]
 
-takes half a minute per round and world size. With --json, an interrupted run continues where it
+It takes half a minute per round and world size. With --json, an interrupted run continues where it
 was. The exit code is 1 if a demand is not met.
 """
 
@@ -59,10 +59,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", default="2,4", help="world sizes (default: 2,4)")
-    parser.add_argument("--rounds", type=int, default=12, help="of three blocks each (default: 12)")
+    parser.add_argument("--rounds", type=int, default=12, help="each of three blocks (default: 12)")
     parser.add_argument("--workload", default="mlp", help="what the job trains (default: mlp)")
     parser.add_argument("--seed", type=int, default=1, help="of the blocks' order")
-    parser.add_argument("--json", type=Path, help="keep the blocks' figures there")
+    parser.add_argument("--json", type=Path, help="file that keeps the blocks' figures")
     args = parser.parse_args()
     found = read_json(args.json)
     found.pop(CONTEXT, None)
@@ -145,7 +145,7 @@ def _await_steps(world: Path, ranks: int, job: subprocess.Popen[bytes]) -> None:
     """Waits until all ranks record, plus some seconds of warm-up."""
     while not all((world / f"rank_{rank}.trace").exists() for rank in range(ranks)):
         if job.poll() is not None:
-            sys.exit(f"the job ended with {job.returncode} before it began")
+            sys.exit(f"the job ended before it recorded: exit code {job.returncode}")
         time.sleep(0.2)
     time.sleep(5.0)
 

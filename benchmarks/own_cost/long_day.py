@@ -101,7 +101,7 @@ def demands(figures: dict[str, Any]) -> list[Demand]:
         Demand(
             "steps that the summary counts, with the disk full from three quarters on",
             f"{counted:,}",
-            "all but the first, or as many as records were dropped",
+            "all but the first, less one for each dropped record at most",
             steps - 1 - counted <= figures["dropped_records"],
         ),
         Demand(
@@ -110,7 +110,12 @@ def demands(figures: dict[str, Any]) -> list[Demand]:
             "at most 1 in 1,000 steps",
             figures["dropped_records"] <= steps / 1000,
         ),
-        Demand("growth of memory after a tenth", f"{grown:,} bytes", limit, grown < MOST_BYTES),
+        Demand(
+            "growth of memory after a tenth of the steps",
+            f"{grown:,} bytes",
+            limit,
+            grown < MOST_BYTES,
+        ),
         Demand("size of the trace", f"{size:,} bytes", limit, size < MOST_BYTES),
         Demand(
             "longest step, with the wall clock set back by an hour",
@@ -125,7 +130,7 @@ def main() -> int:
     """Runs the day in a process of its own; prints the figures and the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("steps", type=int, nargs="?", default=STEPS)
-    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside:

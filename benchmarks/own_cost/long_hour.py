@@ -171,7 +171,7 @@ def demands(figures: dict[str, Any]) -> list[Demand]:
             figures["minutes"] >= MINUTES and ranks >= RANKS and figures["exit_codes"] == [0],
         ),
         Demand(
-            "growth of a rank's memory after a tenth, mean",
+            "growth of a rank's memory after a tenth of the run, mean of all ranks",
             f"{ranks_growth // ranks:,} bytes",
             limit,
             ranks_growth < ranks * MOST_GROWTH_BYTES,
@@ -183,7 +183,7 @@ def demands(figures: dict[str, Any]) -> list[Demand]:
             " %",
         ),
         Demand(
-            "growth of all files of the run after a tenth",
+            "growth of all files of the run after a tenth of the run",
             f"{growth('files_bytes'):,} bytes (of {last['files_bytes']:,})",
             limit,
             growth("files_bytes") < MOST_GROWTH_BYTES,
@@ -195,7 +195,7 @@ def demands(figures: dict[str, Any]) -> list[Demand]:
             monitor_cores <= 0.02,
         ),
         Demand(
-            "different numbers of steps that the ranks' summaries count",
+            "ranks' summaries: how many different numbers of steps they count",
             f"{len(counted)} ({min(counted)} steps)",
             "1",
             len(counted) == 1 and figures["summaries"] == ranks,

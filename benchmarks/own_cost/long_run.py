@@ -107,7 +107,7 @@ def main() -> int:
     """Runs the collectives; prints the figures and the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("collectives", type=int, nargs="?", default=COLLECTIVES)
-    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
 
     import torch

@@ -52,8 +52,8 @@ nccl::Result emptyState(void*, int, nccl::StateArgs*) {
 
 } // namespace
 
-// The empty plugin, which PLUGIN finds in the program itself, as a user's
-// plugin.
+// The empty plugin. PLUGIN finds it in the program itself, and takes it for the
+// plugin of a user.
 extern "C" __attribute__((visibility("default"))) nccl::TableV5 ncclProfiler_v6;
 nccl::TableV5 ncclProfiler_v6 =
     {"empty", emptyInit, emptyStart, emptyStop, emptyState, emptyStop};
@@ -67,7 +67,7 @@ void* tableIn(const char* path) {
 
 class Side {
  public:
-  // `users`: value of COMMPROF_NCCL_PLUGIN.
+  // `users`: value of COMMPROF_NCCL_PLUGIN, which names the user's plugin.
   Side(void* table, const std::string& out, const char* users)
       : player_(6, table) {
     setenv("COMMPROF_OUT", out.c_str(), 1);

@@ -53,7 +53,7 @@ def demands(results: dict[str, Any]) -> list[Demand]:
     return [
         at_most(what, float(np.median(more)), most_ns, " ns", median_interval(more), ".0f")
         for what, more, most_ns in (
-            (f"{added}, beside an empty plugin", rounds[:, 1] - rounds[:, 0], MOST_NS),
+            (f"{added}, compared with an empty plugin", rounds[:, 1] - rounds[:, 0], MOST_NS),
             (
                 f"{added} by passing all on to an empty plugin",
                 rounds[:, 2] - rounds[:, 1],

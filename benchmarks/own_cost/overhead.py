@@ -12,9 +12,9 @@ is relative to the mean of the two plain processes in the same round. Modes whos
 the others' take part in the first rounds of a generation only.
 
 CPU time is the sum over all ranks, of the training thread and of the process; wall time is that of
-the slowest rank. A demand on CPU time limits the estimate, and the width of the interval to either
-side to the same amount; a demand on wall time limits the interval's upper end. The exit code is 1
-if a demand is not met. Generations go on for ``--minutes``.
+the slowest rank. A demand on CPU time of, for example, 1.002 allows an estimate of at most 1.002,
+with ends of its interval at most 0.002 away; a demand on wall time limits the interval's upper end.
+The exit code is 1 if a demand is not met. Generations go on for ``--minutes``.
 
     PYTHONPATH=. python benchmarks/own_cost/overhead.py [--minutes 8] [--models MODEL ...]
         [--json FILE]
@@ -94,9 +94,11 @@ Keep = Callable[[Mapping[str, Ratios]], None]
 def main() -> int:
     """Measures all modes in turns; prints a table for each clock, and the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=8.0, help="that it takes (default: 8)")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time to measure (default: 8)")
     parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--json", type=Path, help="write all ratios there, beside other models'")
+    parser.add_argument(
+        "--json", type=Path, help="add all ratios to this file, beside those of other models"
+    )
     args = parser.parse_args()
     end_s = time.monotonic() + 60 * args.minutes
     before = read_json(args.json)
@@ -157,7 +159,7 @@ class Processes:
         self._pids: list[int] = []
 
     def add(self, door: socket.socket, lines: Any, pid: int) -> None:
-        """Adds a warm rank, with its connection."""
+        """Adds a rank that has ended its warm-up, with the connection to it."""
         self._doors.append(door)
         self._lines.append(lines)
         self._pids.append(pid)
@@ -222,7 +224,7 @@ def generation(
 
 @contextmanager
 def fork_server(backend: str = "gloo") -> Iterator[Any]:
-    """Yields a function that starts the processes of modes, as forks of one warm process.
+    """Yields a function that starts the processes of modes, as forks of one process with torch.
 
     Arguments of the function: modes, size of the model, number of ranks, directory of traces.
     """
@@ -341,7 +343,7 @@ def demands(results: Mapping[str, Ratios]) -> list[Demand]:
 
 
 def below_profiler(where: str, clock: str, ratios: dict[str, Interval | None]) -> list[Demand]:
-    """Returns a demand on the ratios of all modes, if torch.profiler's ratio is known."""
+    """Demands that the ratios of all modes are below torch.profiler's; nothing if it is unknown."""
     known = {mode: of_mode.value for mode, of_mode in ratios.items() if of_mode}
     if PROFILER not in known:
         return []

@@ -30,7 +30,9 @@ PER_STEP = 5
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=2.0)
-    parser.add_argument("--place", type=Path, help="for the traces, which are deleted afterwards")
+    parser.add_argument(
+        "--place", type=Path, help="folder for the traces, which are deleted afterwards"
+    )
     args = parser.parse_args()
     demands: list[Demand] = []
     with tempfile.TemporaryDirectory(dir=args.place) as place:
@@ -39,13 +41,13 @@ def main() -> int:
         for rank in range(8):
             (job / f"rank{rank}.json").write_text(document(_events(rank), rank, 8))
         seconds, wall_s, _ = _report(job)
-        print(f"8 ranks of {EVENTS:,} events: {seconds:.1f} s of processor time, {wall_s:.1f} s")
+        print(f"8 ranks of {EVENTS:,} events: {seconds:.1f} s CPU time, {wall_s:.1f} s wall time")
         demands.append(at_most(f"8 ranks of {EVENTS:,} events", seconds, 10, " s"))
         large = Path(place) / "large.json"
         size = _write_large(large, args.gigabytes * 1e9)
         seconds, wall_s, most_bytes = _report(large)
         print(
-            f"{size / 1e9:.2f} GB: {seconds:.0f} s of processor time, {wall_s:.0f} s, "
+            f"{size / 1e9:.2f} GB: {seconds:.0f} s CPU time, {wall_s:.0f} s wall time, "
             f"{most_bytes / 1e9:.2f} GB of memory"
         )
         demands.append(at_most(f"memory for {size / 1e9:.2f} GB", most_bytes / 1e9, 1, " GB"))
@@ -53,7 +55,7 @@ def main() -> int:
 
 
 def _events(rank: int) -> list[Event]:
-    """Yields events: a seventh of them are kernels and ranges; commprof ignores the rest."""
+    """Returns events: a seventh of them are kernels and ranges; commprof ignores the rest."""
     steps = EVENTS // (7 * PER_STEP)
     own = rank_events(min(rank, 1), steps=steps)
     passed = {**kernel("gemm", 0, 1), "cat": "ac2g", "id": 1}

@@ -163,7 +163,9 @@ def fitted(directory: Path) -> Replay:
 
 
 def transformer(directory: Path, rounds: int) -> Iterator[dict[str, Any]]:
-    """Predicts and measures caps and hooks at 2 ranks on this host, from one cap with each hook.
+    """Predicts and measures caps and hooks at 2 ranks on this host.
+
+    The predictions are made from recordings of one cap with each hook.
 
     This machine's speed drifts by more than the demanded error from minute to minute. So all
     settings run in shuffled rounds; each round runs the replayed setting twice. The measured step
@@ -272,12 +274,17 @@ def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, help="one JSON line per point; goes on with it")
+    parser.add_argument("--results", type=Path, help="JSON lines; points in it are not run again")
     parser.add_argument(
-        "--minutes", type=float, default=10, help="start no point after that; not of --transformer"
+        "--minutes",
+        type=float,
+        default=10,
+        help="start no point after that (not for --transformer)",
     )
-    parser.add_argument("--points", type=int, default=len(points()), help="at most so many")
-    parser.add_argument("--transformer", action="store_true", help="that workload instead")
+    parser.add_argument(
+        "--points", type=int, default=len(points()), help="at most this many points"
+    )
+    parser.add_argument("--transformer", action="store_true", help="study the transformer")
     parser.add_argument("--rounds", type=int, default=6, help="of --transformer (default: 6)")
     args = parser.parse_args()
     end = time.monotonic() + 60 * args.minutes

@@ -85,7 +85,7 @@ def predictions(number: int, directory: Path) -> Iterator[dict[str, Any]]:
 def _row(
     number: int, given: Sequence[RecordedJob], scenario: Scenario, run: RecordedJob
 ) -> dict[str, Any]:
-    """Returns a row; the model is fitted to ``given``, and replays the one with most ranks."""
+    """Returns a row; the model is fitted to ``given``, and replays the last job of ``given``."""
     *others, base = given
     profile, _ = build_profile([], list(given), [each.source for each in given])
     answers = answer(Replay(base.schedule, profile), [scenario], given, others, None, float("nan"))
@@ -129,7 +129,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, help="one JSON line per interval")
     parser.add_argument("--minutes", type=float, default=8, help="start no job after that")
-    parser.add_argument("--jobs", type=int, default=25, help="at most so many (default: 25)")
+    parser.add_argument("--jobs", type=int, default=25, help="at most this many jobs (default: 25)")
     args = parser.parse_args()
     rows, kept = read_rows(args.results), Lines(args.results)
     done = {row["job"] for row in rows}

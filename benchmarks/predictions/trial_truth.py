@@ -5,9 +5,10 @@
     PYTHONPATH=. python benchmarks/predictions/trial_truth.py all --sharded --out DIR
 
 Two ranks train the `timed` workload, whose compute is sleeps of known length. `truth` runs every
-candidate alone for many steps, in passes that differ in order; `link` and `loopback` are trials, at
-1 Gbit/s between two hosts made of network namespaces (which need root) and without a limit on this
-host. `all` alternates: passes of truth before, between and after the trials on the link.
+candidate alone for many steps, in passes that differ in order. `link` and `loopback` are trials:
+`link` at 1 Gbit/s between two hosts made of network namespaces (which need root), `loopback` on
+this host, without a limit. `all` alternates: passes of truth before, between and after the trials
+on the link.
 
 The two kinds of trials train different jobs, see LINK_WORKLOAD and LOOPBACK_WORKLOAD. On the link a
 step exchanges 12 MB during a backward pass of 12 ms; on loopback it exchanges 1 MB during one of
@@ -161,12 +162,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=(*PARTS, "summary"))
     parser.add_argument("--out", type=Path, required=True, help="where results are kept")
-    parser.add_argument("--count", type=int, default=TRIALS, help="of trials of each kind")
-    parser.add_argument("--sharded", action="store_true", help="settings of FSDP2")
+    parser.add_argument("--count", type=int, default=TRIALS, help="number of trials of each kind")
+    parser.add_argument("--sharded", action="store_true", help="compare settings of FSDP2")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--block", type=int, default=6, help="measured steps of a block")
     parser.add_argument("--steps", type=int, default=150, help="of a fixed run")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="then start nothing more")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after that")
     args = parser.parse_args()
     args.study = SHARDED if args.sharded else REPLICATED
     results = Results(args.out)

@@ -39,7 +39,7 @@ def main() -> None:
     model = DistributedDataParallel(trainee.model, **trainee.ddp_options())
     update = trainee.updates()
     capture = active()
-    assert capture is not None, "to be run by commprof run"
+    assert capture is not None, "run this script with `commprof run`"
     batches = chain.from_iterable(map(trainee.batches, count()))
     for _ in range(run["steps"]):
         with capture.phase("data"):

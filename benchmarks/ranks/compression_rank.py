@@ -200,7 +200,7 @@ def _real_gradient(rounds: int) -> torch.Tensor:
 
 
 def training(names: list[str], seeds: int, steps: int) -> dict[str, list[list[float]]]:
-    """Returns, by hook and seed, the loss of every step of the transformer, over all ranks."""
+    """Returns, by hook and seed, the transformer's loss in each step, as mean over all ranks."""
     options = TransformerOptions(
         vocab=256, d_model=64, feedforward=128, sequence=32, samples=128, learning_rate=2e-3
     )

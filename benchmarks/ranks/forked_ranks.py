@@ -108,4 +108,4 @@ def _wait(ranks: list[ForkServerProcess]) -> None:
             process.kill()
             process.join()
     if any(code != 0 for code in failed):
-        raise RuntimeError(f"ranks ended with {failed} (None: after {_TIMEOUT_S} s)")
+        raise RuntimeError(f"exit codes of the ranks: {failed} (None: killed after {_TIMEOUT_S} s)")

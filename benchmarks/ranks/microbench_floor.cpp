@@ -18,14 +18,15 @@ int64_t nowNs() {
 
 using Times = std::pair<std::vector<int64_t>, std::vector<int64_t>>;
 
-// Returns begins and ends of `iterations` all-reduces, each after a barrier.
+// Returns begins and ends, in ns, of `iterations` all-reduces, each after a
+// barrier.
 Times allReduces(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group,
     const at::Tensor& tensor,
     int64_t iterations) {
   const pybind11::gil_scoped_release release;
   std::vector<at::Tensor> tensors{tensor};
-  // As in microbench, where the caller waits: its calls are synchronous too.
+  // The calls are synchronous, as in microbench: the caller waits for each.
   c10d::AllreduceOptions options;
   options.asyncOp = false;
   c10d::BarrierOptions meeting;

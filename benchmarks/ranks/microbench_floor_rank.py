@@ -54,7 +54,7 @@ def measure(plan: dict[str, Any]) -> None:
 
 
 def _loops(floor: Any, group: Any, size_bytes: int) -> dict[str, Loop]:
-    """Returns all loops. They share a buffer: with two, times differ by 5 % at 100 MB."""
+    """Returns all loops. They share a buffer: with two buffers, times differ by 5 % at 100 MB."""
     side = Side(group, dist.get_rank(), dist.get_world_size(), "cpu")
     nothing = torch.empty(0)
     meet = make_sampled_call("barrier", side, Buffers(nothing, nothing), "sum")
@@ -90,7 +90,7 @@ def _turn(loops: dict[str, Loop], order: random.Random, size_bytes: int) -> dict
 
 
 def _collect(turns: list[dict[str, Times]], figures: dict[str, list[float]]) -> None:
-    """Adds each turn's median per loop, in us, at rank 0."""
+    """Appends each turn's median time of a call, in us, to ``figures``, by loop; only on rank 0."""
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.gather_object(turns, gathered if dist.get_rank() == 0 else None)
     if dist.get_rank() != 0:
@@ -102,7 +102,7 @@ def _collect(turns: list[dict[str, Times]], figures: dict[str, list[float]]) -> 
 
 
 def _loaded(path: str) -> Any:
-    """Returns the loop in C++."""
+    """Imports the extension module that has the loop in C++."""
     spec = importlib.util.spec_from_file_location("microbench_floor", path)
     assert spec is not None
     assert spec.loader is not None

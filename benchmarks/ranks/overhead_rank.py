@@ -40,8 +40,8 @@ SIZES = {
     "large": (8, 1024, 96, 4.0),
 }
 WARM_UP_STEPS = 4
-#: A ring holds the records of two such blocks, so no record is dropped; dropping would take less
-#: time.
+#: Timed calls in a row. A ring holds the records of two such blocks, so that no record is dropped:
+#: a call whose record is dropped takes less time.
 COLLECTIVES_PER_BLOCK = 1000
 _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 #: perf_event_open(2): hardware instructions, and the clock of the thread.

@@ -14,8 +14,8 @@ from tests.support.machines import netns
 from tests.support.machines.fork_server import Forked
 from tests.support.machines.ranks import free_port
 
-#: Burst that an idle link transfers at once, by rate: tc's token bucket must be larger if it fills
-#: faster.
+#: Burst that an idle link transfers at once, by rate: the size of tc's token bucket, which must be
+#: larger if the bucket fills faster.
 BURSTS = {"1gbit": "128kb", "10gbit": "1mb"}
 #: BBR paces by timers. On busy cores timers fire late and leave the link idle. In alternating
 #: measurements, plain sockets took 13.4 and 14.4 ms with BBR for 12.5 MB each way at 10 Gbit/s, and

@@ -61,11 +61,18 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=100, help="of each kind (default: 100)")
     parser.add_argument("--first-seed", type=int, default=0, help="of the drawn jobs (default: 0)")
     parser.add_argument("--minutes", type=float, default=60, help="start no job after that")
-    parser.add_argument("--millions", type=float, default=4.0, help="records (default: 4)")
-    parser.add_argument("--lost", type=float, default=0.0, help="speed: part of them (default: 0)")
+    parser.add_argument("--millions", type=float, default=4.0, help="speed: records (default: 4)")
+    parser.add_argument(
+        "--lost",
+        type=float,
+        default=0.0,
+        help="speed: part of the records that the logs lack (default: 0)",
+    )
     parser.add_argument("--alone", action="store_true", help="speed: read by commprof only")
-    parser.add_argument("--place", type=Path, help="for the logs, which are deleted afterwards")
-    parser.add_argument("--results", type=Path, help="JSON lines; what is in it is kept")
+    parser.add_argument(
+        "--place", type=Path, help="folder for the logs, which are deleted afterwards"
+    )
+    parser.add_argument("--results", type=Path, help="JSON lines; jobs in it are not repeated")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.place) as place:
         if args.what == "speed":
@@ -101,7 +108,7 @@ def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
             JOBS,
         ),
         at_most(
-            "largest error of wait and of transfer beyond a microsecond a call, no record lost",
+            "jobs without lost records: largest error of wait or transfer, beyond 1 µs per call",
             100 * max(errors, default=math.nan),
             1,
             " %",
@@ -122,9 +129,9 @@ def lowest_bandwidth(rows: Sequence[dict[str, Any]]) -> str:
     if not late:
         return ""
     return (
-        f"In the {len(late)} jobs with a late process, the process with the lowest bandwidth is a "
-        f"late one in {right}. It is a victim in the others: in the median it spends "
-        f"{statistics.median(waits):.0%} of its time in operations waiting.\n"
+        f"In {right} of the {len(late)} jobs with a late process, the process with the lowest "
+        "bandwidth is a late one. In the other jobs it waits for the late process: over all these "
+        f"jobs, it waits for {statistics.median(waits):.0%} of its time in operations (median).\n"
     )
 
 
@@ -138,7 +145,7 @@ def wait_resolution(rows: Sequence[dict[str, Any]]) -> str:
     return (
         f"In the {len(off)} jobs that lost no record, whose kernels end up to 3 µs apart, waiting "
         f"of a rank in a call is {min(excess_us):.2f} to {max(excess_us):.2f} µs too long, at "
-        f"most {worst:.2%} of it: ends that differ look like waiting where all arrive together.\n"
+        f"most {worst:.2%} of it: where all arrive together, different ends look like waiting.\n"
     )
 
 
@@ -158,7 +165,7 @@ def _truth(
         if sorted(row["named"]) != sorted(row["late"]):
             print(f"seed {seed}: {row}", flush=True)
     too_little = sum(bool(row.get("too_little")) for row in rows if row["seed"] in seeds)
-    print(f"{too_little} jobs in which a process is missed that is late by too little to be told")
+    print(f"{too_little} jobs with a late process that is not named: it is late by too little")
     return [row for row in rows if row["seed"] in seeds]
 
 

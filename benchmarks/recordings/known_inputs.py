@@ -204,7 +204,7 @@ KNOWN = (
     Known(
         "nccl/cycles.log",
         "{commprof} compare {input} {input}",
-        "5 rounds; how many would tell",
+        "5 rounds; says how many rounds would tell",
         r"With 5 rounds and 20 rows .* -N 8 or more",
         answer=r"With [^;]*rows",
     ),

@@ -28,7 +28,9 @@ def main() -> int:
     parser.add_argument("other", type=Path, help="the other checkout, with its modules built")
     parser.add_argument("recordings", type=Path, nargs="+")
     parser.add_argument("--turns", type=int, default=1, help="runs of each (default: 1)")
-    parser.add_argument("--inside", action="store_true", help="each file of the folders given")
+    parser.add_argument(
+        "--inside", action="store_true", help="report each file in the given folders"
+    )
     args = parser.parse_args()
     given: list[Path] = [path.resolve() for path in args.recordings]
     if args.inside:

@@ -74,10 +74,14 @@ _OF_TRACE = Input("a torch.profiler trace of 25 MB (16 A100)", lambda path: 0, 0
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--inputs", nargs="+", choices=[*INPUTS, _TRACE], default=list(INPUTS))
-    parser.add_argument("--trace", type=Path, help="the trace of a rank of 16 A100, packed")
+    parser.add_argument(
+        "--trace", type=Path, help="compressed trace of one rank of a job on 16 A100 GPUs"
+    )
     parser.add_argument("--old", type=Path, help="checkout of the version to compare with")
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--place", type=Path, help="for the recordings, which are deleted")
+    parser.add_argument(
+        "--place", type=Path, help="folder for the recordings, which are deleted afterwards"
+    )
     parser.add_argument("--results", type=Path, help="JSON; other inputs' figures in it are kept")
     args = parser.parse_args()
     names = list(dict.fromkeys([*args.inputs, *([_TRACE] if args.trace else [])]))
@@ -104,7 +108,7 @@ def demands(figures: dict[str, Any]) -> list[Demand]:
             found.append(at_most(f"{one.what}: memory", new["memory_mb"], one.memory_mb, " MB"))
     if {"dumps", _DUMPS_OF_MORE} <= figures.keys():
         growth = figures[_DUMPS_OF_MORE]["new"]["cpu_s"] / figures["dumps"]["new"]["cpu_s"] / 4
-        what = "CPU time of a Flight Recorder dump of 4,096 ranks, by that of one of 1,024"
+        what = "CPU time per Flight Recorder dump: 4,096 dumps / 1,024 dumps"
         found.append(at_most(what, growth, _MOST_GROWTH))
     return found
 

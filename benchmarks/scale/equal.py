@@ -29,7 +29,8 @@ import numpy as np
 #: Largest difference of two figures that agree, as a fraction of the larger.
 TOLERANCE = 1e-9
 _SHOWN = 20
-#: Fields that depend on where the run is stored, not on the run itself.
+#: Fields that are not compared: where the run is stored, and fields that older versions lack. The
+#: figures of ``timeline`` are compared under the name "drawn timeline".
 _NAMES = ("directory", "path", "timeline", "drawn", "clocks_shared")
 
 Figures = dict[str, object]
@@ -40,9 +41,16 @@ def main() -> int:
     actions = parser.add_subparsers(dest="action", required=True)
     dump = actions.add_parser("dump")
     dump.add_argument("file", type=Path)
-    dump.add_argument("--schedules", type=int, default=200, help="exact schedules")
-    dump.add_argument("--random", type=int, default=60, help="random runs, and jobs with removals")
-    dump.add_argument("--most-ranks", type=int, default=64, help="larger schedules get this many")
+    dump.add_argument("--schedules", type=int, default=200, help="number of exact schedules")
+    dump.add_argument(
+        "--random",
+        type=int,
+        default=60,
+        help="number of random runs, and of jobs with removed parts",
+    )
+    dump.add_argument(
+        "--most-ranks", type=int, default=64, help="larger schedules get this many ranks"
+    )
     dump.add_argument("--folder", type=Path, action="append", default=[], help="runs, recordings")
     compare = actions.add_parser("compare")
     compare.add_argument("before", type=Path)
@@ -111,7 +119,7 @@ def _of_world(run: Any) -> Figures:
         return {}
     try:
         result = world_result(run, seen)
-    # such as a run without measured steps, which both versions must refuse
+    # for example a run without measured steps: both versions must refuse it
     except Exception as error:
         return {"refused": type(error).__name__}
     detail = world_detail(run, seen)

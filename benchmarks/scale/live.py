@@ -253,8 +253,8 @@ def on_paper(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--hosts", default="16", help="numbers of hosts, with commas")
-    parser.add_argument("--ranks", type=int, default=4096, help="of all hosts")
+    parser.add_argument("--hosts", default="16", help="numbers of hosts, separated by commas")
+    parser.add_argument("--ranks", type=int, default=4096, help="ranks of all hosts together")
     parser.add_argument("--per-host", type=int, help="ranks per host, instead of --ranks")
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("-o", "--output", type=Path)

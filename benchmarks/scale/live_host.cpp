@@ -43,15 +43,19 @@ struct Membership {
   ArrivalBoard::Group group;
   GroupKind kind;
   uint32_t rank; // rank in the world
-  bool asks; // the first of this host's ranks in its group
+  // True for the first of this host's ranks in the group: it alone asks the
+  // board who came last.
+  bool asks;
 };
 
+// Numbers of collectives, by how much the board knew of who came last to them.
 struct Counts {
   uint64_t known = 0;
   uint64_t partial = 0;
   uint64_t unknown = 0;
-  uint64_t correct =
-      0; // number of correct ones among the known and partial ones
+  // Known and partial ones whose last rank is right; any rank is right if the
+  // group has no late rank.
+  uint64_t correct = 0;
 };
 
 struct Asked {

@@ -133,7 +133,9 @@ def main() -> int:
     parser.add_argument("--old", type=Path, help="checkout of the version to compare with")
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--place", type=Path, help="for the traces, which are deleted afterwards")
+    parser.add_argument(
+        "--place", type=Path, help="folder for the traces, which are deleted afterwards"
+    )
     parser.add_argument("--results", type=Path, help="JSON; other rows' figures in it are kept")
     args = parser.parse_args()
     trees = {"new": ROOT, **({"old": args.old.resolve()} if args.old else {})}
@@ -187,7 +189,7 @@ def demands(figures: dict[str, dict[str, dict[str, float]]]) -> list[Demand]:
         found.append(at_most(f"{row.what}: CPU time", new["cpu_s"], row.cpu_s, " s"))
         found.append(at_most(f"{row.what}: memory", new["memory_mb"], row.memory_mb, " MB"))
     if len(growth) > 1:
-        what = "CPU time of a collective of 8, 64, 512 and 4,096 ranks, largest by least"
+        what = "CPU time of a collective at 8, 64, 512 and 4,096 ranks: largest / least"
         found.append(at_most(what, max(growth) / min(growth), _MOST_GROWTH))
     return found
 

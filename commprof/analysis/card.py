@@ -40,9 +40,9 @@ from commprof.units import ns_to_ms
 class CardPart:
     """One part of the mean step."""
 
-    #: "data", "forward", "backward", "unphased_compute" (a device's kernels of no known phase),
-    #: "wait", "transfer", "exposed" (communication that is not split), "optimizer", and "other", or
-    #: "copies" and "idle" of a device.
+    #: "data", "forward", "backward", "wait" and "transfer", or "exposed" (communication that is not
+    #: split into these two), "optimizer", and "other". Parts of a device's time also have
+    #: "unphased_compute" (kernels of no known phase), and "copies" and "idle" in place of "other".
     name: str
     ms: float
     #: Fraction of the mean step.

@@ -1,4 +1,7 @@
-"""A cached loss runs a backward pass of each mini batch in a hook; the twin exchanges the last."""
+"""A cached loss runs a DDP backward pass of each mini batch in a hook, and each pass exchanges.
+
+In the twin only the last of these passes exchanges gradients.
+"""
 
 import contextlib
 

@@ -21,8 +21,8 @@ from torch import nn
 #: True for the healthy twin of a job.
 FIXED = os.environ.get("FIXED") == "1"
 STEPS = int(os.environ.get("STEPS", "40"))
-#: Folder with two pipes per rank, if a benchmark gives this job and another one their turns, and
-#: the number of steps in a turn.
+#: Folder with two pipes per rank, through which a benchmark lets two jobs take turns; empty if this
+#: job runs alone. And the number of steps in a turn.
 TURNS, TURN_STEPS = os.environ.get("TURNS", ""), int(os.environ.get("TURN_STEPS", "10"))
 
 
@@ -43,7 +43,7 @@ def end() -> None:
 def steps(rank: int | None = None) -> Iterator[int]:
     """Yields the index of each step; before a turn's first step, waits until the turn begins.
 
-    ``rank``: None for that of the environment.
+    ``rank``: this process's rank; if None, the environment variable RANK.
     """
     if not TURNS:
         yield from range(STEPS)
@@ -62,7 +62,10 @@ def steps(rank: int | None = None) -> Iterator[int]:
 
 
 def _of_workers(number: signal.Signals) -> None:
-    """Stops the workers of DataLoaders, which would load ahead in the turn of the other job."""
+    """Sends a signal to the workers of DataLoaders.
+
+    Workers are stopped between turns; otherwise they would load ahead during the other job's turn.
+    """
     for worker in multiprocessing.active_children():
         if worker.pid is not None:
             os.kill(worker.pid, number)

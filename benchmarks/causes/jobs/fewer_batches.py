@@ -1,4 +1,7 @@
-"""Rank 1 has four batches fewer than rank 0, so DDP's join answers for it; not so in the twin."""
+"""Rank 1 has four batches fewer than rank 0, so DDP's join answers for rank 1 in the last steps.
+
+In the twin both ranks have equally many batches.
+"""
 
 import common
 import torch

@@ -12,7 +12,7 @@ fully_shard(model, reshard_after_forward=False)
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 for _ in common.steps():
     for micro in range(4):
-        model.set_reshard_after_backward(micro == 3)  # or each forward pass gathers
+        model.set_reshard_after_backward(micro == 3)  # otherwise each forward gathers
         if common.FIXED:
             model.set_requires_gradient_sync(micro == 3)
         model(torch.randn(8, 192)).pow(2).mean().backward()

@@ -12,7 +12,7 @@ fully_shard(model, reshard_after_forward=False)
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 for _ in common.steps():
     for micro in range(3):
-        model.set_reshard_after_backward(micro == 2)  # or each forward pass gathers
+        model.set_reshard_after_backward(micro == 2)  # otherwise each forward gathers
         if common.FIXED:
             model.set_requires_gradient_sync(micro == 2)
         model(torch.randn(256, 512)).pow(2).mean().backward()

@@ -1,4 +1,7 @@
-"""A metric gathers each state with a barrier and its size; the twin reduces all at once."""
+"""A metric gathers each of its states, after a barrier and a gather of sizes.
+
+The twin reduces all states in one call.
+"""
 
 import common
 import torch

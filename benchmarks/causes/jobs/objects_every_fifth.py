@@ -1,4 +1,7 @@
-"""Objects are gathered every fifth step, as metrics are in some trainers; the twin gathers few."""
+"""Objects are gathered every fifth step, as metrics are in some trainers.
+
+The twin gathers them every hundredth step.
+"""
 
 import common
 import torch

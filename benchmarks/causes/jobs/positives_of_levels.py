@@ -1,4 +1,7 @@
-"""A detector's loss, in forward, reduces the number of positives of each level; the twin all."""
+"""A detector's loss, in forward, reduces each level's number of positives in a call of its own.
+
+The twin reduces the numbers of all levels in one call.
+"""
 
 import common
 import torch

@@ -1,4 +1,4 @@
-"""Weights are averaged every tenth step, a flag is reduced in each; the twin joins the two."""
+"""Weights are averaged every tenth step, a flag is reduced in each step; the twin joins the two."""
 
 import random
 

@@ -1,6 +1,7 @@
-"""Every norm takes means over the batches of all ranks; the twin's norms use their own batch.
+"""Every norm takes means over the batches of all ranks; the twin's norms use the rank's own batch.
 
-Both compute alike: a fused BatchNorm would also compute less.
+The twin uses the same class of norm, so that only the exchange differs: a fused BatchNorm would
+also spare compute.
 """
 
 import common
@@ -13,7 +14,7 @@ common.begin()
 
 
 def exchanged(x: torch.Tensor) -> torch.Tensor:
-    """Mean over the ranks, in the twin the rank's own."""
+    """Returns the mean over the ranks; in the twin, a copy of the rank's own values."""
     x = x.clone()
     if common.FIXED:
         return x / 1

@@ -30,7 +30,7 @@ def _described(trace: Trace) -> Hashable:
 
 
 def sizes_of_groups(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Ints:
-    """Number of ranks in the group of each collective of all ranks; 0 if it is not described."""
+    """Number of ranks in the group of each collective of all ranks; 0 for an unknown group."""
     return joined_column(
         _sizes_in_row(traces[rows.start], tables[rows]) for rows in alike_ranks(traces)
     )

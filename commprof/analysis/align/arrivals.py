@@ -62,7 +62,7 @@ class Arrivals:
     buckets: BucketArrivals = field(default_factory=BucketArrivals)
 
     def without_times(self) -> Arrivals:
-        """Returns a copy with numbers only: times and late ranks are needed only to split waits."""
+        """Returns a copy without times and late ranks, which are needed only to split waits."""
         return replace(self, last_arrival_ns=_none(), late_rank=_none())
 
 

@@ -12,7 +12,7 @@ from commprof.trace.lookup import row_containing
 
 #: Key of the metadata under which capture writes the times of backward passes in this mode.
 _NOTED = "anomaly_backwards"
-#: In at least this fraction of the steps, a backward pass runs in this mode.
+#: The cause is named if a backward pass runs in this mode in at least this fraction of the steps.
 _USUAL = 0.9
 _SETTER = "set_detect_anomaly"
 
@@ -22,7 +22,7 @@ def _rule(facts: Facts) -> Sighting | None:
     for position in range(len(facts.ranks)):
         begin, _ = facts.noted_ns(position, _NOTED)
         if not len(begin):
-            continue  # usual: then there is no need to read the rank's calls, which takes long
+            continue  # the usual case: reading the rank's calls, which takes long, is spared
         calls = facts.ranks[position]
         steps = np.unique(row_containing(calls.begin_ns, calls.end_ns, begin))
         if len(steps) >= _USUAL * min(facts.steps, _MOST_NOTED):

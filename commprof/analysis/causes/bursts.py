@@ -21,16 +21,17 @@ class Bursts:
     """Sequences of calls of one rank that one call could replace.
 
     The calls of a burst have the same operation and group, lie between the same phases of one step,
-    and follow one another without another call between them. The thread waits for each of them, and
-    mostly works no longer between two of them than it waits. A barrier may stand before a call,
-    because libraries of metrics make a barrier before each exchange.
+    and follow one another without another call between them. The thread waits for each call; its
+    work between two calls takes, in the median, no longer than its wait for a call. A barrier may
+    stand before a call, because libraries of metrics make a barrier before each exchange.
     """
 
     calls: RankCalls
     #: Row of each call in the rank's table; the next field is the call's burst.
     row: Ints
     burst: Ints
-    #: Mask over the table: barriers that stand before calls of bursts in the same segment.
+    #: Mask over the table: barriers that stand before calls of bursts; no phase begins between a
+    #: barrier and its call.
     barriers: Mask
     #: True if calls of different types can be joined too, as single numbers can: all of them fit
     #: into one floating-point type.
@@ -146,16 +147,18 @@ def bursts(calls: RankCalls, mask: Mask, least: int) -> Bursts:
 
 
 def _in_a_row(calls: RankCalls, row: Ints, burst: Ints) -> Mask:
-    """True for the calls of bursts between whose calls the thread works no longer than it waits.
+    """True for each call of a burst whose calls could be joined, by the work between the calls.
 
-    A flag after each generated token, or a gather before each piece of an optimizer's work, belongs
-    to that work, and the next call may depend on it. The bursts of one operation and group at the
-    same place of a step count together, by medians: the host alone delays single calls.
+    Between two calls of the burst, the thread must work no longer than it waits for a call. If it
+    works longer, the calls belong to this work, and a call may depend on the work before it:
+    examples are a flag after each generated token, and a gather before each piece of an optimizer's
+    work. Medians of work and waits are compared, over all bursts of one operation and group at the
+    same place of a step, because the host delays single calls by chance.
 
     Args:
         calls: calls of the rank.
         row: row of each call of a burst, in order.
-        burst: number of its burst.
+        burst: number of the burst of each of these calls.
     """
     if not len(row):
         return np.zeros(0, dtype=bool)

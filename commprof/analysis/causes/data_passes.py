@@ -31,8 +31,8 @@ class DataPasses:
     seed: Ints
     #: Number of batches of the pass.
     batches: Ints
-    #: Checksum of the first batches, and how many of them differ in content; both are 0 if a part
-    #: of these batches was not compared.
+    #: Checksum of the first batches, and number of different contents among them; both are 0 if a
+    #: part of these batches was not compared.
     checksum: Ints
     contents: Ints
     #: Number of batches of a whole pass; 0 if it is not known.
@@ -74,7 +74,8 @@ def data_passes(facts: Facts) -> list[DataPasses]:
         if not noted.get("begin_ns"):
             return []
         read = {name: np.array(values, dtype=np.int64) for name, values in noted.items()}
-        read.setdefault("length", np.zeros_like(read["begin_ns"]))  # of earlier versions
+        # traces of earlier versions have no lengths
+        read.setdefault("length", np.zeros_like(read["begin_ns"]))
         shift = facts.clock_shift_ns(position)
         read |= {name: read[name] + shift for name in ("begin_ns", "end_ns")}
         phases = columns.phases(trace)

@@ -43,7 +43,8 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     mask = buckets_of_ddp(first)
     if len(np.unique(first.table.group[mask])) > 1:
-        # Only some ranks share the gradients of experts, and no bucket joins two groups.
+        # Several groups are usual with experts, whose gradients only some of the ranks exchange.
+        # A bucket cannot join gradients of two groups.
         return None
     number, mean = int(mask.sum()) / facts.steps, float(first.size_bytes[mask].mean())
     passes = len(np.unique(first.table.graph_task[mask])) / facts.steps

@@ -96,10 +96,10 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "Before each update, at least two backward passes end with an exchange of DDP's buckets, "
-        "and more passes than there are DDP models. The last pass before the update is one of "
-        "them. Nine of ten updates have the same number of such passes, or fewer at the end of an "
-        "epoch. Nine of ten of the passes exchange the same number of bytes. The training thread "
+        "Before each update, at least two backward passes end with an exchange of DDP's buckets; "
+        "there are more such passes than DDP models, and the last pass before the update is one "
+        "of them. Nine of ten updates have the same number of such passes, or fewer at the end of "
+        "an epoch. Nine of ten such passes exchange the same number of bytes. The training thread "
         f"waits in all but the last of these exchanges for at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(

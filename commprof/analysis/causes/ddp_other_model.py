@@ -67,7 +67,7 @@ def _sets(model_bytes: Sequence[int]) -> dict[int, Models]:
 
 
 def _passes(calls: RankCalls, sets: dict[int, Models]) -> list[_Pass]:
-    """Passes of the measured steps; empty if a pass exchanges bytes that ``sets`` does not have."""
+    """Passes of the measured steps; empty if ``sets`` lacks the number of bytes of a pass."""
     phases, steps = columns.phases(calls.trace), columns.steps(calls.trace)
     mine = (phases.key == Phase.OPTIMIZER) & (phases.thread == steps.thread[0])
     update_ns = np.sort(phases.begin_ns[mine])
@@ -87,11 +87,12 @@ def _passes(calls: RankCalls, sets: dict[int, Models]) -> list[_Pass]:
 def _needless(
     calls: RankCalls, passes: list[_Pass], cycle: list[Models], keeping: list[Models]
 ) -> Mask | None:
-    """Buckets whose models' gradients another pass exchanges anew before these models' update.
+    """Buckets that a pass exchanges for nothing.
+
+    The gradients in such a bucket are exchanged anew, by a later pass, before their model is
+    updated. None if the passes do not fit the updates, so that nothing is known.
 
     ``keeping``: result of :func:`_keeping`.
-
-    None if the passes do not fit to the updates, so that nothing is known.
     """
     table, mask = calls.table, np.zeros(len(calls.table), dtype=bool)
     alone = {passed.models: passed.rows for passed in reversed(passes)}

@@ -42,7 +42,7 @@ def test_an_unknown_fault_name_is_refused_and_the_known_ones_are_listed(
         names(only)
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert "--only: no fault " in said
+    assert "--only: no fault is named " in said
     assert all(name in said for name in names(None))
 
 
