@@ -204,13 +204,23 @@ def ddp_multiplies() -> str:
     return _same(_bits(False, False, 3), _bits(True, False, 3))
 
 
-@belief("the same with gradient_as_bucket_view=True and zero_grad()", "same bits", HOOK, ranks=3)
+@belief(
+    "a hook that multiplies by 1/3 gives the same bits with gradient_as_bucket_view=True",
+    "same bits",
+    HOOK,
+    ranks=3,
+)
 def ddp_multiplies_views() -> str:
     views = {"gradient_as_bucket_view": True}
     return _same(_bits(False, False, 3, **views), _bits(True, False, 3, **views))
 
 
-@belief("the same with such views and zero_grad(set_to_none=False)", "same bits", HOOK, ranks=3)
+@belief(
+    "a hook that multiplies by 1/3 gives the same bits with bucket views that zero_grad keeps",
+    "same bits",
+    HOOK,
+    ranks=3,
+)
 def ddp_multiplies_kept_views() -> str:
     views = {"gradient_as_bucket_view": True}
     return _same(_bits(False, True, 3, **views), _bits(True, True, 3, **views))
@@ -380,7 +390,10 @@ def ddp_unused() -> str:
     return "none"
 
 
-@belief("in that pass all used gradients are averaged all the same", "averaged")
+@belief(
+    "without find_unused_parameters, a pass with an unused parameter averages the used gradients",
+    "averaged",
+)
 def ddp_unused_averages() -> str:
     class Part(nn.Module):
         def __init__(self) -> None:
@@ -486,7 +499,11 @@ def ddp_reentrant_checkpoint() -> str:
     return operators(lambda: _pass(ddp))
 
 
-@belief("the same with two reentrant checkpoints of half the layers each", "4 allreduce_", BUCKETS)
+@belief(
+    "two reentrant checkpoints in a DDP model leave the number of all-reduces as it is",
+    "4 allreduce_",
+    BUCKETS,
+)
 def ddp_two_reentrant_checkpoints() -> str:
     from torch.utils.checkpoint import checkpoint
 

@@ -66,7 +66,12 @@ def default_backend() -> str:
     return f"{dist.get_backend()}"
 
 
-@belief("such a group's object says gloo too", "gloo", GROUPS, starts_group=False)
+@belief(
+    "the object of a group that was made without a backend says gloo too",
+    "gloo",
+    GROUPS,
+    starts_group=False,
+)
 def default_backend_of_object() -> str:
     start_group(backend=None)
     return str(dist.group.WORLD.name())
@@ -93,23 +98,23 @@ def number_of_all_reduce() -> str:
     return _numbers(lambda: dist.all_reduce(torch.ones(2)))
 
 
-@belief("a list reduce-scatter over gloo raises it by one", "+1", GROUPS)
+@belief("a list reduce-scatter over gloo raises the group's sequence number by one", "+1", GROUPS)
 def number_of_reduce_scatter() -> str:
     return _numbers(lambda: dist.reduce_scatter(torch.empty(2), [torch.ones(2) for _ in range(2)]))
 
 
-@belief("monitored_barrier does not raise it", "+0", GROUPS)
+@belief("monitored_barrier does not raise the group's sequence number", "+0", GROUPS)
 def number_of_monitored_barrier() -> str:
     return _numbers(lambda: dist.monitored_barrier(timeout=timedelta(seconds=10)))
 
 
-@belief("a message does not raise it", "+0", GROUPS)
+@belief("a message does not raise the group's sequence number", "+0", GROUPS)
 def number_of_message() -> str:
     tensor, rank = torch.ones(2), dist.get_rank()
     return _numbers(lambda: dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0))
 
 
-@belief("an empty all-reduce raises it", "+1", GROUPS)
+@belief("an empty all-reduce raises the group's sequence number by one", "+1", GROUPS)
 def number_of_empty() -> str:
     return _numbers(lambda: dist.all_reduce(torch.empty(0)))
 
@@ -190,7 +195,7 @@ def destroyed_subgroup() -> str:
     return "refused" if told != "works" else "works"
 
 
-@belief("the method of a destroyed group's object is refused too", "refused", GROUPS)
+@belief("a collective called on a destroyed group's object is refused", "refused", GROUPS)
 def destroyed_object() -> str:
     group = dist.new_group([0, 1])
     dist.destroy_process_group(group)

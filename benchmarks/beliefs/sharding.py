@@ -185,7 +185,7 @@ def fsdp_empty_root() -> str:
 
 
 @belief(
-    "the last layer keeps its parameters for backward: it is used again at once",
+    "FSDP2: the last layer keeps its parameters for backward, where it is used at once",
     "3 _allgather_base_, 2 _reduce_scatter_base_",
     SHARDED,
 )
@@ -344,7 +344,11 @@ def tensor_parallel_forward() -> str:
     return operators(lambda: model(torch.ones(2, 8)) + 1)
 
 
-@belief("and one in backward even if the input needs no gradient", "allreduce_", SEEN)
+@belief(
+    "tensor parallel, column then row: one all-reduce in backward even if inputs need no gradient",
+    "allreduce_",
+    SEEN,
+)
 def tensor_parallel_backward() -> str:
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -422,7 +426,10 @@ def pipeline() -> str:
     return "4 send, 4 recv_" if parts == ["4 recv_", "4 send"] else ", ".join(parts)
 
 
-@belief("from the second step on, as above", "4 send, 4 recv_")
+@belief(
+    "GPipe, 2 stages, 4 micro batches: 4 sends forward and 4 back, from the second step on",
+    "4 send, 4 recv_",
+)
 def pipeline_second_step() -> str:
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
