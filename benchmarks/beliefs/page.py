@@ -84,7 +84,7 @@ def page(answers: Mapping[str, Mapping[str, str]]) -> str:
     counts = (
         f"Of {len(asked)} statements, {len(wrong)} do not hold in at least one of "
         f"{', '.join(versions)}; of the {of_newest} that were tried with "
-        f"{newest}, {now} do not hold there. - is not tried. The last column says what "
+        f"{newest}, {now} do not hold there. A dash means: not tried. The last column says what "
         f"they changed here ({led}), or which file rests on them. Before torch 2.13 Flight "
         "Recorder has no entries over gloo.\n"
     )

@@ -351,7 +351,7 @@ def demands(rows: list[dict[str, Any]]) -> list[Demand]:
             " % of the step",
         ),
         at_most(
-            "mean noise of the measured gain, by jobs run against themselves",
+            "mean noise of the measured gain, as its standard error",
             _mean([noise(row) for row in said]),
             ERROR,
             " % of the step",

@@ -86,7 +86,7 @@ def demands(results: dict[str, Any]) -> list[Demand]:
             found.append(Demand(what, f"{growth:,} bytes", asked, growth < MOST_GROWTH_BYTES))
         records = last[0] // EVENTS_A_COLLECTIVE * RECORDS_A_COLLECTIVE
         percent = 100 * results["memory"]["dropped"] / records
-        what = f"dropped of {records:,} records, with a pause of 1 ms after every 500 collectives"
+        what = f"dropped records, of {records:,}, with a pause of 1 ms per 500 collectives"
         found.append(at_most(what, percent, 1.0, " %"))
     return found
 

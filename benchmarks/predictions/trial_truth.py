@@ -71,7 +71,7 @@ from commprof.tune.trials.found import analyse_trial
 from commprof.tune.trials.plan import parse_trial
 from tests.support.machines import netns
 
-#: Includes "hierarchical": each host has one rank, so its means go over gloo.
+#: Each host has one rank, so "hierarchical", which uses gloo between hosts, sends over gloo only.
 CANDIDATES = "fp16,int8,topk:ratio=0.01,powersgd:rank=2,hierarchical"
 #: 12 MB of gradients, 96 ms on the link, during a backward of 12 ms: fewer bytes are always better.
 LINK_WORKLOAD = (

@@ -129,7 +129,7 @@ def training(
 
 
 def random_holes() -> list[bytearray]:
-    """Returns the memory between holes of random size in this process's memory.
+    """Makes holes of random size in this process's memory; returns the memory between the holes.
 
     Without the holes, all forks of a process would have equal layouts, and a mode's own allocations
     would always shift its tensors by the same amount. A plain process with other holes took 1.7 %

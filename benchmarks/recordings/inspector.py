@@ -39,7 +39,8 @@ from commprof.analysis.inspector.kinds import UNSPLIT
 from commprof.analysis.inspector.result import InspectorResult, inspector_result
 from tests.support.builders.inspector_logs import SimulatedJob, simulate
 
-#: Degrees of tensor, data and pipeline parallelism, and steps; each is drawn as often as listed.
+#: Layouts to draw from: degrees of tensor, data and pipeline parallelism, and number of steps. A
+#: layout that is listed several times is drawn more often.
 LAYOUTS = (
     *[(1, 8, 1, 150), (2, 4, 1, 150), (4, 8, 1, 100), (2, 4, 2, 150), (8, 4, 1, 100)] * 4,
     *[(2, 8, 4, 100), (8, 8, 2, 60)] * 2,
@@ -61,7 +62,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=100, help="of each kind (default: 100)")
     parser.add_argument("--first-seed", type=int, default=0, help="of the drawn jobs (default: 0)")
     parser.add_argument("--minutes", type=float, default=60, help="start no job after that")
-    parser.add_argument("--millions", type=float, default=4.0, help="speed: records (default: 4)")
+    parser.add_argument(
+        "--millions", type=float, default=4.0, help="speed: millions of records (default: 4)"
+    )
     parser.add_argument(
         "--lost",
         type=float,
@@ -130,8 +133,9 @@ def lowest_bandwidth(rows: Sequence[dict[str, Any]]) -> str:
         return ""
     return (
         f"In {right} of the {len(late)} jobs with a late process, the process with the lowest "
-        "bandwidth is a late one. In the other jobs it waits for the late process: over all these "
-        f"jobs, it waits for {statistics.median(waits):.0%} of its time in operations (median).\n"
+        "bandwidth is a late one. In the other jobs it is one that waits for a late process. In "
+        f"the median of the {len(late)} jobs, the process with the lowest bandwidth waits for "
+        f"{statistics.median(waits):.0%} of its time in operations.\n"
     )
 
 

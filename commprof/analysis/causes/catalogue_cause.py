@@ -73,8 +73,8 @@ class CatalogueCause:
     #: How the gain of the fix is predicted, as sentences; or "Not predicted, because ...". Empty if
     #: it is predicted by a replay without some calls.
     gain_note: str = ""
-    #: The cause is named only if the low end of the gain of its fix is at least this fraction of
-    #: the step, or if the gain is not known.
+    #: If the gain of the fix is known, the cause is named only if the gain's low end is at least
+    #: this fraction of the step.
     worth: float = WORTH_NAMING
     #: True if the rule counts calls, whose number does not depend on chance. The cause is then
     #: named if there is a gain and the gain's high end is at least ``worth``.

@@ -38,7 +38,7 @@ def _rule(facts: Facts) -> Sighting | None:
     noted = [facts.noted_ns(position, "compilations") for position in range(len(facts.ranks))]
     if max(len(begin) for begin, _ in noted) < _LEAST:
         return None
-    spans = [stretches(*of_rank) for of_rank in noted]  # compilations of frames can overlap
+    spans = [stretches(*of_rank) for of_rank in noted]  # compilations can overlap
     steps = [
         np.unique(row_containing(calls.begin_ns, calls.end_ns, compiled.begin_ns))
         for calls, compiled in zip(facts.ranks, spans, strict=True)
