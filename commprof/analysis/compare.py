@@ -210,7 +210,7 @@ def _not_compared(run: str, world: WorldResult) -> Iterator[NotCompared]:
     elif lacking := of.lacking(Figure.EXPOSED):
         yield NotCompared(run, size, "exposed times", lacking)
     if not of.steps_marked:
-        repeats = "no step is marked, and each repetition counts as a step"
+        repeats = "no step is marked, so each repetition of the calls counts as a step"
         yield NotCompared(run, size, "begin and end of the steps", repeats)
     if lacking := of.lacking(Figure.CALLS):
         yield NotCompared(run, size, "times of collectives", lacking)

@@ -15,9 +15,10 @@ from commprof.analysis.align.interfaces import machine_of
 from commprof.analysis.world import WorldResult
 from commprof.trace.reader import Trace
 
-#: A lack of cores matters if ranks had no core for at least this fraction of the exposed time, ...
+#: A lack of cores matters only if ranks had no core for at least this fraction of the exposed time.
 _WORTH_ACTING = 0.1
-#: ... and for at least this fraction of the step: else the exposed time is too short to matter.
+#: This time without a core must also be at least this fraction of the step. If it is less, the
+#: exposed time is too short to matter.
 _OF_STEP = 0.02
 
 

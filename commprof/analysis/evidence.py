@@ -32,8 +32,11 @@ from commprof.trace.reader import Trace
 from commprof.trace.schema import POINT_TO_POINT
 from commprof.units import ns_to_ms
 
-#: Largest lost fraction of the records, and of the collectives, that hardly changes the figures.
-_FEW, _SOME = 0.01, 0.1
+#: If a rank lost up to this fraction of its records, the figures hardly change.
+_FEW = 0.01
+#: If a rank's recording lacks up to this fraction of the collectives that other ranks recorded, the
+#: figures hardly change.
+_SOME = 0.1
 #: A rank is called late only if at least this fraction of the exposed time is split.
 _HALF = 0.5
 #: A rank stands out if it caused this share of all waiting, even if no test over the steps names

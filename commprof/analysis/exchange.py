@@ -21,9 +21,9 @@ from commprof.trace.operations import family
 _SMALL_BYTES: Final = 2**17
 #: A call of fewer bytes than this takes as long as a call of one byte.
 _LATENCY_BYTES: Final = 2**12
-#: Small calls matter if a step has at least this many ...
+#: Small buckets of gradients matter only if a step has at least this many.
 _MANY: Final = 16
-#: ... and if they hold at least this share of the exposed time.
+#: Small calls matter only if they hold at least this share of the exposed time.
 _MOST: Final = 0.5
 #: If a line issued at least this share of the calls, the line is named without its share.
 _NEARLY_ALL: Final = 0.95
@@ -107,7 +107,10 @@ def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
 def _held_by(
     rows: Sequence[CollectiveRow], least: int, world: WorldResult, of_buckets: bool
 ) -> SmallCalls | None:
-    """Returns the calls of ``rows`` if they hold much exposed time, at least ``least`` per step."""
+    """Returns the calls of ``rows`` if they hold much of the exposed time; else None.
+
+    None too if a rank makes fewer than ``least`` of them per step.
+    """
     calls, exposed = sum(row.calls for row in rows), world.parts.exposed_ms
     if calls == 0 or not exposed > 0:
         return None

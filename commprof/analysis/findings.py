@@ -20,7 +20,8 @@ from commprof.text import counted, in_ms, in_seconds, listed, named_ranks, plura
 
 #: With fewer measured steps than this, the spread is hardly known.
 FEW_STEPS = 10
-#: An unsplit fraction of the exposed time up to this is not mentioned.
+#: Some exposed time cannot be split into waiting and transfer. It is mentioned only if it is more
+#: than this fraction of the exposed time.
 _WORTH_A_WORD = 0.005
 
 

@@ -14,7 +14,7 @@ _LEAST = 3
 
 
 def _repeated(passes: DataPasses) -> tuple[int, int]:
-    """Largest number of training passes in the same order, and number of all shuffled ones.
+    """Largest number of shuffled training passes in the same order, and number of all of them.
 
     Passes have the same order if their seed and epoch are equal and either they share a sampler or
     their first batches are equal: a script may make its loader and sampler anew in each epoch.
@@ -32,7 +32,8 @@ def _repeated(passes: DataPasses) -> tuple[int, int]:
 
 def _rule(facts: Facts) -> Sighting | None:
     number, of_all = min(map(_repeated, data_passes(facts)), default=(0, 0))
-    # A script may repeat an order on purpose for some passes, as over samples that it collected.
+    # A script may repeat an order on purpose in some passes: say, it passes several times over
+    # samples that it has just collected.
     if number < _LEAST or 2 * number <= of_all:
         return None
     passes = f"{number} passes" if number == of_all else f"{number} of {of_all} shuffled passes"

@@ -100,8 +100,9 @@ CAUSE = CatalogueCause(
         f"In at least {_LEAST} passes over a DataLoader, during which DDP's forward pass begins "
         "for most batches and no backward pass begins, the content of the first 4 batches is the "
         "same on all ranks, and differs from batch to batch. Passes do not count if a part of a "
-        "batch cannot be compared, as on a device, or if the batches are of indices. Calls of "
-        "`YOUR_MODEL.module` are not recorded. DDP exchanges gradients over all ranks, and no "
+        "batch cannot be compared (because it is on a device, say), or if the batches are of "
+        "indices. An evaluation that calls `YOUR_MODEL.module` does not count either, because its "
+        "forward passes are not recorded. DDP exchanges gradients over all ranks, and no "
         "other calls divide a batch among ranks. A script in which each rank takes its part of a "
         "batch after loading the whole batch cannot be told apart. What the passes take beyond one "
         f"rank's part is at least {WORTH_NAMING:.0%} of all time."
@@ -113,7 +114,7 @@ CAUSE = CatalogueCause(
         "their number is not a multiple of the number of ranks: for exact results, count the "
         "samples or evaluate the rest on every rank."
     ),
-    gain_note="The steps are replayed with the first part of each such pass.",
+    gain_note="The steps are replayed with only one rank's part of each such pass.",
     fix=(
         "from torch.utils.data.distributed import DistributedSampler\n"
         "\n"

@@ -76,7 +76,8 @@ def _sighting(facts: Facts, of_ranks: list[tuple[RankCalls, Mask]], op: str) -> 
     size = in_bytes(float(first.size_bytes[mask].sum()) / facts.steps)
     calls = counted(round(first.per_step(mask)), f"{op} call")
     of_weights = op == "broadcast" or _after_update(first, mask)
-    # Between calls that reduce weights, work may compute the average: it stays in the replay.
+    # The work between calls that reduce weights may compute a moving average of the weights, which
+    # the script still needs: so this work stays in the replay.
     is_average = of_weights and op != "broadcast"
     what = (
         "DDP keeps the weights, and so their moving averages, equal on all ranks"

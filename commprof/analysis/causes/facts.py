@@ -98,10 +98,12 @@ class RankCalls:
     def of_script(self) -> Mask:
         """True for the calls that no forward and no backward pass issued.
 
-        Calls of a pass belong to the model: FSDP2's units, statistics of SyncBatchNorm and
-        activations of tensor parallelism cannot be joined. Without DDP and FSDP no forward pass is
-        seen. Calls in groups that backward waits for are then left out until backward has
-        begun: layers that exchange in backward may exchange in forward as well.
+        The calls of a pass belong to the model, not to the script: a fix cannot join the calls of
+        FSDP2's units, of SyncBatchNorm's statistics or of tensor parallelism's activations.
+
+        Without DDP and FSDP, forward passes are not recorded. Then calls before backward may be
+        calls of layers in forward. They are left out if backward waits for calls in the same group:
+        layers that exchange in backward may exchange in forward as well.
         """
         mask: Mask = ~self.in_backward & (self.phase != Phase.FORWARD)
         if (columns.phases(self.trace).key == Phase.FORWARD).any():
@@ -150,9 +152,10 @@ class RankCalls:
         return float(np.median(np.bincount(self.step[mask], minlength=len(self.begin_ns))))
 
     def more_forwards(self, steps: Ints) -> float:
-        """By how many forward passes the median of these steps exceeds that of the other steps.
+        """How many more forward passes a typical one of these steps has than one of the others.
 
-        0 if there are no other steps. ``steps``: indices among the measured steps.
+        Both numbers are medians; 0 if there are no other steps. ``steps``: indices among the
+        measured steps.
         """
         phases = columns.phases(self.trace)
         begun = np.sort(phases.begin_ns[phases.key == Phase.FORWARD])
@@ -228,10 +231,10 @@ class Passes:
     backward: int
     #: Number of passes that end with an exchange of gradients.
     exchanged: int
-    #: Fraction of the updates before which the last pass exchanged gradients.
+    #: Fraction of the updates for which the last backward pass before them exchanged gradients.
     last_share: float
-    #: Fraction of the updates that have these numbers of passes, or fewer, as the last update of an
-    #: epoch may have.
+    #: Fraction of the updates whose numbers of passes are these, or smaller: the last update of an
+    #: epoch may follow fewer passes.
     usual_share: float
     updates: int
 
@@ -273,7 +276,7 @@ class Facts:
 
     @cached_property
     def transfer_ns(self) -> tuple[Floats, ...]:
-        """By rank: time of each of its calls, less waiting for ranks; empty without a replay."""
+        """By rank: time of each call without waiting for late ranks; () without a replay."""
         if self.replays is None:
             return ()
         recorded_ns = self.replays.stretches[0][1].transfer_ns
@@ -297,7 +300,7 @@ class Facts:
 
     @cached_property
     def step_ns(self) -> float:
-        """Mean step over ranks and measured steps."""
+        """Mean length of a step over ranks and measured steps."""
         return float(self.seen.measured.table("wall").mean(axis=1).mean())
 
     @cached_property
@@ -311,13 +314,19 @@ class Facts:
         return len(self.seen.measured.step)
 
     def share(self, total_ns: Sequence[float]) -> float:
-        """Fraction of the mean step, from each rank's total time over all measured steps."""
+        """Expresses a time per step as a fraction of the mean step, averaged over the ranks.
+
+        ``total_ns``: for each rank, its time in all measured steps together.
+        """
         if not total_ns or not self.steps:
             return math.nan
         return float(np.mean(total_ns)) / self.steps / self.step_ns
 
     def per_step_ms(self, total_ns: Sequence[float]) -> float:
-        """Time in ms per step and rank, from each rank's total time over all measured steps."""
+        """Returns a time in ms per step, averaged over the ranks.
+
+        ``total_ns``: for each rank, its time in all measured steps together.
+        """
         return ns_to_ms(float(np.mean(total_ns)) / self.steps)
 
     @property
@@ -365,7 +374,10 @@ class Facts:
         return spans[inside, 0], spans[inside, 1]
 
     def clock_shift_ns(self, position: int) -> int:
-        """What to add to times in a rank's metadata, which are on the rank's own clock."""
+        """What to add to times in a rank's metadata to convert them to the common clock.
+
+        The metadata's times are on the rank's own clock.
+        """
         recorded, aligned = (
             columns.steps(traces[position]) for traces in (self.seen.recorded, self.seen.traces)
         )
@@ -383,9 +395,9 @@ class Facts:
 
         Args:
             exchanging_ns: returns times that lie in those backward passes that exchange gradients.
-            once_each: True if each such pass has only one of these times. Several times in one
-                backward phase then show that a hook of the outer pass ran further passes, as for
-                cached losses.
+            once_each: True if each pass that exchanges has exactly one of these times. Several
+                times in one backward phase then show that a hook ran further backward passes
+                within it, as scripts with cached losses do. Each time then counts as a pass.
             matters: returns False for the first rank's passes if no rule can apply to them; the
                 other ranks' passes are then not counted, and the result is None.
         """

@@ -63,7 +63,7 @@ def _of_several_models(calls: RankCalls) -> bool:
 
 
 def _with_copies(facts: Facts, position: int, mask: Mask) -> Removed:
-    """Removes the reductions, and FSDP's copies of gradients into and out of them, if noted."""
+    """Removes the reductions and, if capture noted them, FSDP's copies into and out of them."""
     calls = facts.ranks[position]
     if facts.on_device:
         return Removed.only(mask)
@@ -106,9 +106,8 @@ CAUSE = CatalogueCause(
         "Before each update, at least two backward passes issue reduce-scatters, and the last pass "
         "is one of them. Nine of ten updates have the same number of such passes, or fewer "
         "at the end of an epoch. Not named if other lines call the model in the first pass than "
-        "in the later ones: these are different models. The training "
-        "thread waits for the reduce-scatters before the last pass for at least "
-        f"{WORTH_NAMING:.0%} of the step."
+        "in the later ones: these are different models. For the reduce-scatters of all passes but "
+        f"the last, the training thread waits for at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "With gradient accumulation only the sum of the micro batches' gradients is used, but "
@@ -122,7 +121,7 @@ CAUSE = CatalogueCause(
     gain_note=(
         "The steps are replayed without these reductions, and without FSDP's copies of gradients "
         "into and out of them. On GPUs, and in recordings of other tools, the copies cannot be "
-        "told apart from the backward pass: the fix wins somewhat more."
+        "told apart from the backward pass: there the fix wins somewhat more than predicted."
     ),
     fix=(
         "for i, batch in enumerate(YOUR_MICRO_BATCHES):\n"

@@ -19,9 +19,11 @@ from commprof.text import in_bytes, in_ms
 from commprof.trace import columns
 from commprof.trace.schema import Phase
 
-#: Two fractions of the step: the least delay by the gathers, and the least low end of the gain's
-#: interval. Both are large because the fix costs memory.
-_WORTH, _LOW = 0.1, 0.05
+#: The step must wait for the gathers for at least this fraction of its length. This fraction and
+#: the next are large because the fix costs memory.
+_WORTH = 0.1
+#: The low end of the gain's interval must be at least this fraction of the step.
+_LOW = 0.05
 #: The gathered model of all ranks of a host may take at most this fraction of the host's memory.
 _OF_MEMORY = 0.05
 #: At least this fraction of the updates must have the same number of passes before them, and a
@@ -62,7 +64,10 @@ def _is_accumulating(calls: RankCalls) -> bool:
 
 
 def _needless(calls: RankCalls) -> tuple[Mask, Mask]:
-    """Gathers of forward in the first pass of each update, and those in its later passes."""
+    """Returns two masks of forward's gathers: in the first pass of each update, and in later ones.
+
+    Updates with a single pass are left out.
+    """
     since, whole = pass_numbers(calls)
     forward = unit_gathers(calls) & ~calls.in_backward & (calls.phase == Phase.FORWARD)
     first: Mask = forward & (since == 0) & (whole >= 2)
@@ -115,7 +120,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _with_copies(facts: Facts, position: int, mask: Mask) -> Removed:
-    """Removes the gathers, and FSDP's copies into and out of them, if noted."""
+    """Removes the gathers and, if capture noted them, FSDP's copies into and out of them."""
     calls = facts.ranks[position]
     noted = Removed.with_noted(calls, mask, facts.noted_ns(position, "fsdp_forward_gathers"))
     return noted or Removed.only(mask)
@@ -143,8 +148,8 @@ CAUSE = CatalogueCause(
     ),
     gain_note=(
         "The steps are replayed without these gathers and without FSDP2's copies into and out of "
-        "them, if they were noted. FSDP1's copies are not told from its forward pass: there the "
-        "fix wins somewhat more."
+        "them, if they were noted. FSDP1's copies cannot be told apart from its forward pass: "
+        "there the fix wins somewhat more than predicted."
     ),
     fix=(
         "for i, batch in enumerate(YOUR_MICRO_BATCHES):\n"

@@ -13,9 +13,11 @@ from commprof.analysis.causes.sharded_library import fsdp_of, is_flat, library, 
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 
-#: Two fractions of the step: the least delay by the gathers, and the least low end of the gain's
-#: interval. Both are large because the fix costs memory.
-_WORTH, _LOW = 0.1, 0.05
+#: The step must wait for the gathers for at least this fraction of its length. This fraction and
+#: the next are large because the fix costs memory.
+_WORTH = 0.1
+#: The low end of the gain's interval must be at least this fraction of the step.
+_LOW = 0.05
 #: The gathered units of the whole model may take at most this fraction of a rank's share of the
 #: host's memory.
 _OF_MEMORY = 0.05

@@ -61,7 +61,10 @@ def _apart(facts: Facts) -> Interval | None:
 
 
 def _same_kind(before: Ints, is_scatter: Mask) -> Ints:
-    """Returns for each row the last earlier row of the same kind; -1 if there is none."""
+    """Returns for each call the last earlier call of the same kind, scatter or not; -1 for none.
+
+    ``before``: for each call, the row of the call before it in its group; -1 if there is none.
+    """
     first_rows = before.copy()
     while True:
         other = (first_rows >= 0) & (is_scatter[first_rows] != is_scatter)
@@ -82,8 +85,8 @@ CAUSE = CatalogueCause(
     ),
     why=(
         "Collectives of one group share a communicator and follow one another. In backward, the "
-        "next block's all-gather is issued beside the last block's reduce-scatter, queues behind "
-        "it, and compute waits for the gather though nothing needs the scatter's result yet. With "
+        "next block's all-gather queues behind the previous block's reduce-scatter, and compute "
+        "waits for the gather though nothing needs the scatter's result yet. With "
         "a second group both are in progress at once; the second group costs a communicator's "
         "buffers on each GPU."
     ),

@@ -55,12 +55,13 @@ class Removed:
 
     @classmethod
     def with_noted(cls, calls: RankCalls, mask: Mask, noted: tuple[Ints, Ints]) -> Removed | None:
-        """Removes the masked calls, and the whole of the noted work of which they are a part.
+        """Removes the masked calls, and the noted work around them, such as copies of FSDP.
 
-        Work is noted for a limited number of times. Later calls count with the median work before
-        their issue and after their end. None if the work of no masked call was noted.
+        Capture notes only a limited number of such intervals. For calls after these, the work
+        before the issue and the work after the end are assumed to take their median times. None if
+        no masked call lies in a noted interval.
 
-        ``noted``: begins and ends of the work, as ``Facts.noted_ns`` returns them.
+        ``noted``: begins and ends of the intervals, as ``Facts.noted_ns`` returns them.
         """
         rows = np.flatnonzero(mask)
         issue_ns = calls.table.issue_ns[rows]

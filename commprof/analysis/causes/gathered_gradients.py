@@ -1,4 +1,4 @@
-"""Sharded gradients are gathered between backward and the update, as for their norm."""
+"""Sharded gradients are gathered between backward and the update, to compute their norm, say."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     return Sighting(
         f"Between backward and the update, each step gathers {gathers.what}, {gathers.how}. If "
-        "the whole gradients are only used to compute their norm, one number of each rank is "
+        "the whole gradients are only used to compute their norm, one number per rank is "
         "enough; an optimizer that needs whole gradients, as Muon does, must gather them.",
         gathers.share,
         gathers.saving,
@@ -35,7 +35,7 @@ CAUSE = CatalogueCause(
         "FSDP shards the job's parameters. In more than half of the steps, all-gathers between "
         "backward and the update, other than those of the optimizer, send at least "
         f"{OF_SHARDS:.0%} of a rank's shards, and the all-gathers in forward do so too. The ranks "
-        "stand in the all-gathers outside of forward for at least "
+        "wait in the all-gathers outside of forward for at least "
         f"{WORTH_NAMING:.0%} of the step."
     ),
     why=(
@@ -48,8 +48,8 @@ CAUSE = CatalogueCause(
     ),
     gain_note=(
         "The gain is computed as if only the norm were needed. The steps are replayed without "
-        "these gathers, and of the work between one gather and the next, only the part of a rank's "
-        "own shards remains. The reduction of the norm is not counted."
+        "these gathers, and of the work between one gather and the next, only the part for a "
+        "rank's own shards remains. The reduction of the norm is not counted."
     ),
     fix=(
         "# if the whole gradients serve only for their norm\n"

@@ -35,7 +35,7 @@ CAUSE = CatalogueCause(
         "FSDP shards the job's parameters. In more than half of the steps, all-gathers between "
         "the update and the next forward pass, other than those of the optimizer, send at "
         f"least {OF_SHARDS:.0%} of a rank's shards, and the all-gathers in forward do so "
-        "too. The ranks stand in the all-gathers outside of forward for at least "
+        "too. The ranks wait in the all-gathers outside of forward for at least "
         f"{WORTH_NAMING:.0%} of the step."
     ),
     why=(
@@ -48,8 +48,8 @@ CAUSE = CatalogueCause(
     gain_note=(
         "The steps are replayed without these gathers and without the time that `full_tensor()` "
         "takes itself. Of the work between one gather and the next, which averages whole tensors, "
-        "only the part of a rank's own shards remains. The work after the last gather is not "
-        "known, and stays."
+        "only the part for a rank's own shards remains. The end of the work after the last gather "
+        "is not known, so this work stays in the replay."
     ),
     fix=(
         "# YOUR_AVERAGES = [p.detach().to_local().clone()\n"

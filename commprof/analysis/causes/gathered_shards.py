@@ -33,7 +33,7 @@ class GatheredShards:
     what: str
     #: "in 4 calls at train.py:12, for 8 ms".
     how: str
-    #: Fraction of the step for which ranks stand in these gathers.
+    #: Fraction of the step for which ranks wait in these gathers.
     share: float
     saving: Saving | None
     #: Line of the script that makes the gathers; empty if not known.
@@ -41,10 +41,11 @@ class GatheredShards:
 
 
 def gathered_shards(facts: Facts, chosen: Callable[[RankCalls], Mask]) -> GatheredShards | None:
-    """Returns the gathers of a model that forward gathers too; None if they cost little.
+    """Returns what the chosen gathers cost, if they gather the model; None if that is little.
 
-    ``chosen``: returns the mask of a rank's gathers that are looked at. If forward does not gather
-    the model, these gathers may serve the forward pass.
+    None too if forward does not gather the model itself: then the chosen gathers may serve it.
+
+    ``chosen``: returns a mask of the gathers of a rank that may be needless.
     """
     if fsdp_of(facts) is None:
         return None

@@ -42,7 +42,10 @@ def _first_calls(calls: RankCalls) -> Mask:
 
 
 def _is_count(name: str) -> bool:
-    """True for c10d's numbers; NCCL's hashes of 64 bits may be decimal, too."""
+    """True if a group's name is a number by which c10d counts groups.
+
+    A decimal name of 19 or more digits is no count: it is a hash of 64 bits by NCCL.
+    """
     return name.isdecimal() and len(name) < 19
 
 

@@ -22,11 +22,13 @@ _CALL_BYTES = 2**16
 def delays_by(calls: RankCalls, mask: Mask, bytes_remain: bool = False) -> ExposedSpread:
     """Returns the run delay in ns that the masked calls' helper threads caused outside of waiting.
 
-    Of the run delay between two readings, at most the CPU time of the rank's helper threads counts.
-    This amount is divided among the calls in progress in proportion to their bytes. It is 0 for
-    ranks with several intra-op threads, because the CPU time of these threads cannot be
-    distinguished from that of helper threads. ``bytes_remain``: True if the fix lets other calls
-    carry the bytes of the masked calls.
+    Run delay is the time in which the training thread was ready to run and had no core. It is read
+    from the kernel at intervals. Of the run delay of an interval, at most the CPU time of the
+    rank's helper threads counts. This amount is divided among the calls in progress in proportion
+    to their bytes. It is 0 for ranks with several intra-op threads, because the CPU time of these
+    threads cannot be distinguished from that of helper threads.
+
+    ``bytes_remain``: True if the fix lets other calls carry the bytes of the masked calls.
     """
     trace, table = calls.trace, calls.table
     steps = columns.steps(trace)

@@ -1,4 +1,4 @@
-"""Predicts how long joined calls take, from sizes and times of a run's own calls."""
+"""Predicts how long one call takes in place of several, from sizes and times of a run's calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from commprof.trace.columns import Ints
 #: The largest calls must hold at least this many times the bytes of the smallest calls: otherwise
 #: latency and transfer cannot be told apart.
 _SPREAD = 2.0
-#: The transfer time of all these calls must be known to within this fraction of the step.
+#: The time for the bytes of a step's calls must be known to within this fraction of the step.
 _ERROR = 0.02
 #: Standard error of the median of n normal values, divided by (standard deviation / root of n).
 _MEDIAN_ERROR = 1.2533
@@ -63,8 +63,8 @@ def _slope_error(
 ) -> float:
     """Standard error of the time per byte, in ns.
 
-    It follows from how far the medians are from the line, or from their own errors if these are
-    larger: two sizes are always on a line.
+    It follows from how far the medians are from the line, or from the medians' own errors if these
+    are larger: with only two sizes, both medians are always on the line.
 
     Args:
         cost: the line through the medians.

@@ -16,10 +16,13 @@ from commprof.trace.columns import Ints
 from commprof.trace.lookup import row_containing
 from commprof.trace.schema import Phase
 
-#: Least number of steps that begin such a pass, and their least fraction of the steps in which
-#: passes were noted: a batch of validation data now and then may be taken in this way.
-_LEAST, _MOSTLY = 5, 0.9
-#: Work of the workers of a DataLoader that each pass repeats, by its key in the metadata.
+#: At least this many steps begin such a pass.
+_LEAST = 5
+#: These are at least this fraction of the steps up to the last noted pass. A script that takes a
+#: batch of validation data in this way now and then has fewer.
+_MOSTLY = 0.9
+#: Keys in the metadata of the times at which a DataLoader starts and stops its workers, which it
+#: does for each pass.
 _WORKERS = ("loader_worker_starts", "loader_worker_stops")
 
 
@@ -101,7 +104,7 @@ CAUSE = CatalogueCause(
         f"In at least {_MOSTLY:.0%} of the steps, and in {_LEAST} of them, each rank begins a pass "
         "over a DataLoader of at least two batches and takes a single batch of it. Loading these "
         f"batches, with starting and ending workers, takes at least {WORTH_NAMING:.0%} of the "
-        "step. Recordings of other tools do not tell."
+        "step. Not named in recordings of other tools, which do not show these passes."
     ),
     why=(
         "`next(iter(loader))` in the loop makes a new iterator for each batch: it draws the order "

@@ -15,9 +15,10 @@ _GATHERS = codes_of("all_gather")
 
 
 def pass_numbers(calls: RankCalls) -> tuple[Ints, Ints]:
-    """Numbers of backward passes from the last update to each call, and to the next update.
+    """For each call, counts backward passes from the last update before it.
 
-    Both are 0 for calls after the last update of the recording.
+    The first result counts them up to the call, the second up to the next update. Both are 0 for
+    calls after the last update of the recording.
     """
     phases, steps = columns.phases(calls.trace), columns.steps(calls.trace)
     mine = phases.thread == steps.thread[0]
@@ -35,10 +36,10 @@ def pass_numbers(calls: RankCalls) -> tuple[Ints, Ints]:
 
 
 def lines_of_passes(calls: RankCalls) -> tuple[set[str], set[str]]:
-    """Lines of the script from which forward gathers, in first passes of updates and in later ones.
+    """Call paths from which forward gathers: in the first passes of updates, and in later passes.
 
-    Each is a path of lines, the caller's first. Stacks are recorded in the first steps only, so
-    that calls of all steps count. Empty without stacks.
+    A call path is the lines of the script in a stack, the caller's first. Stacks are recorded in
+    the first steps only, so calls outside of the measured steps count too. Empty without stacks.
     """
     since, whole = pass_numbers(calls)
     numbers = columns.stacks(calls.trace, calls.table.op_id)

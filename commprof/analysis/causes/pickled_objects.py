@@ -47,9 +47,9 @@ _NUMBERS_BYTES = 2**12
 _LEAST_STEPS, _LEAST_FRACTION = 4, 0.15
 #: End of a sentence about times, by whether they include pickling.
 _INCLUDED = {True: "pickling included", False: "pickling not included"}
-#: Folder of torch in the paths of frames, its file of torch.distributed.checkpoint.save, and the
-#: files in which the frames of the object functions and of other collectives are.
+#: Folder of torch in the paths of frames, and the file of torch.distributed.checkpoint.save.
 _TORCH, _CHECKPOINT = "-packages/torch/", "distributed/checkpoint/state_dict_saver.py"
+#: Files of the frames of torch.distributed's collectives, its object functions included.
 _OF_COLLECTIVES = ("distributed_c10d.py", "c10d_logger.py")
 _FIX_OF_LIBRARIES = (
     "if YOUR_STEP % 100 == 0:  # only in steps that use what was exchanged\n"
@@ -113,7 +113,7 @@ def _exchanging_file(calls: RankCalls, rows: Ints) -> str:
 
 
 def _outermost(frames: Sequence[str]) -> str:
-    """File of torch that the script calls in this stack; empty for those of the collectives."""
+    """File of torch that the script calls in this stack; "" if it calls a collective itself."""
     if any(_CHECKPOINT in frame for frame in frames):
         return _CHECKPOINT
     inside = frames[: frames.index(caller(frames))] if frames else ()
@@ -251,7 +251,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _fix(name: str, mean_bytes: float) -> str:
-    """Returns the fix for these objects; empty if the cause's own fix, for numbers, may fit."""
+    """Returns a fix for objects of this size; empty if the cause's fix, for numbers, may fit."""
     if mean_bytes > _NUMBERS_BYTES:
         return (
             "if YOUR_STEP % 100 == 0:  # only in steps that use what was exchanged\n"
@@ -261,9 +261,9 @@ def _fix(name: str, mean_bytes: float) -> str:
 
 
 def _in_few_steps(facts: Facts, line: str) -> str:
-    """The script's lines, changed to gather in few steps only, as for a log; empty if unsuited.
+    """The script's lines, changed to gather only in every hundredth step; empty if unsuited.
 
-    Broadcasts and scatters stay, because their results are used immediately.
+    Broadcasts and scatters are not changed, because their results are used immediately.
     """
     return gathered_seldom(facts.script, line, ("all_gather_object", "gather_object"), every=100)
 
@@ -297,9 +297,9 @@ CAUSE = CatalogueCause(
         f"{_NUMBERS_BYTES // 2**10} KiB by a tensor, the steps are replayed with one call with a "
         "tensor in place of both calls of each object. Work of the script that makes or uses the "
         "objects cannot be told apart from its other work. It stays in the replay, although steps "
-        "without an exchange spare it too. Not predicted if pickling was not recorded, as by other "
-        "tools. What a checkpoint writes is not counted: to save seldom, or in the background, "
-        "wins more."
+        "without an exchange spare it too. Not predicted if pickling was not recorded, as in "
+        "recordings of other tools. The time for writing a checkpoint is not counted: saving "
+        "seldom, or in the background, wins more than predicted."
     ),
     fix=(
         "import torch.distributed as dist\n\n"

@@ -45,8 +45,8 @@ def _stages(facts: Facts) -> tuple[list[int], int]:
 def _is_chain(facts: Facts, stages: list[int]) -> bool:
     """True if the first and the last stage have one neighbour and every other stage has two.
 
-    In a ring, ranks average weights with neighbours or send chunks of an interleaved schedule; in a
-    star, one rank serves the others. These are no pipelines of this schedule.
+    The idle time is known only for a chain. In a ring, ranks average weights with neighbours or
+    send chunks of an interleaved schedule; in a star, one rank serves the others.
     """
     peers = sorted(len(_peers(facts.ranks[row])) for row in stages)
     return peers == [1, 1, *[2] * (len(stages) - 2)]

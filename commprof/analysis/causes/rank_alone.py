@@ -31,11 +31,13 @@ _SAVING = ("save", "save_checkpoint", "save_model", "save_pretrained", "save_sta
 #: Pictures and tables have a ``save`` too. So a call of ``save`` counts as saving a checkpoint only
 #: if it is called on one of these names, or if the call mentions a state dict.
 _SAVERS = ("torch", "fabric", "accelerator", "checkpoint", "checkpointer", "dcp", "dist_cp")
-#: Parts of the names of functions that may write a checkpoint, and whole names.
+#: Functions with one of these parts in their names may write a checkpoint.
 _WRITING = ("save", "checkpoint", "ckpt")
+#: Functions with one of these whole names may write a checkpoint, too.
 _WRITERS = ("dump", "dumps", "write", "write_bytes", "tofile", "to_pickle")
 _EVALUATING = ("eval", "evaluate", "evaluation", "validate", "validation", "test")
-#: At least this fraction of the unusual work must lie outside of backward, loading and updates.
+#: Unusual work is a rank's work in its long steps beyond its median work. At least this fraction of
+#: it must lie outside of backward, loading and updates.
 _OUTSIDE = 0.7
 #: If more than this fraction of the long steps directly follow another one, they are one series.
 _IN_SERIES = 0.5
@@ -121,7 +123,7 @@ def _saves(facts: Facts) -> bool:
 
 
 def _writes_nothing(facts: Facts) -> bool:
-    """True if the script trains in a loop of its own, and no name that it calls is of a save.
+    """True if the script trains in a loop of its own and calls nothing that is named like a save.
 
     False if the script imports files of its own that were not read: they may save.
     """

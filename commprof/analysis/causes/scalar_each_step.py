@@ -13,9 +13,10 @@ from commprof.text import counted, in_ms
 from commprof.trace import columns
 from commprof.trace.schema import OPS, Phase
 
-#: In at least this fraction of the steps, ranks exchange numbers and nothing else; in at most the
-#: other fraction they exchange more.
-_LONE, _OTHERS = 0.5, 1 / 3
+#: In at least this fraction of the steps, ranks exchange single numbers and nothing else.
+_LONE = 0.5
+#: In at most this fraction of the steps, ranks exchange more.
+_OTHERS = 1 / 3
 #: Least number of steps in which ranks exchange more.
 _LEAST = 2
 
@@ -41,7 +42,7 @@ def _lone(calls: RankCalls) -> Mask:
 
 
 def _begins(calls: RankCalls, phase: Phase) -> Mask:
-    """For each measured step, whether such a phase begins in it."""
+    """For each measured step, whether a phase of this kind begins in it."""
     phases = columns.phases(calls.trace)
     begun = np.sort(phases.begin_ns[phases.key == phase])
     mask: Mask = np.searchsorted(begun, calls.end_ns) > np.searchsorted(begun, calls.begin_ns)

@@ -127,7 +127,10 @@ def _saving(facts: Facts, rows: list[Bursts], removed: list[Removed]) -> Saving 
 
 
 def _joined_ns(facts: Facts, position: int, series: Bursts) -> Floats:
-    """Per call of a rank: transfer time in ns of the call that replaces a series; else NaN.
+    """Returns the assumed transfer time in ns of each call of a rank whose time a fix changes.
+
+    A fix replaces each series by one call, in the place of the first. NaN for calls that keep their
+    recorded time.
 
     gloo reduces a single number in about half the time of several numbers. So a call that joins
     single numbers is assumed to take as long as the smallest reduction of several numbers in the
@@ -177,8 +180,8 @@ CAUSE = CatalogueCause(
     looks_like=(
         f"In a typical step at least {_LEAST} calls of one operation and group, of at most "
         f"{_SCALAR_BYTES} bytes each, follow one another outside of forward and backward, the "
-        "training thread waits for each, and no phase lies between them, nor more work than the "
-        "thread waits for the next call. Calls of at most "
+        "training thread waits for each, and no phase lies between them. The work before each call "
+        "takes no longer than the waiting for the call. Calls of at most "
         f"{_NUMBERS_BYTES} bytes within forward, as of a loss, count too if backward has no such "
         "calls, and if the work between the calls takes neither longer than the waiting for them "
         f"nor more than {_OF_FORWARD:.0%} of the forward passes' own work. Barriers between calls "

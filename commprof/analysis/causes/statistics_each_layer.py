@@ -25,8 +25,9 @@ _LEAST = 4
 _SYNC = "has_sync_bn"
 #: The calls take at least this fraction of the step.
 _SHARE = 0.05
-#: Statistics of a norm have gradients: backward has at least ``_LEAST`` such calls, or this many
-#: for each of forward. Passes without gradients, as of a teacher, have theirs in forward only.
+#: Statistics of a norm have gradients. So the calls count as a norm's if backward makes at least
+#: ``_LEAST`` of them too, or at least this many for each call of forward. Backward may make fewer:
+#: a model without gradients, such as a teacher, calls in forward only.
 _BACK = 0.5
 _WITHOUT_GRADIENT = (
     " Backward has none of them. If only later steps use these values, as with codebooks, one "
@@ -116,7 +117,7 @@ def _has_gradients(calls: RankCalls, forward: Mask, backward: Mask) -> bool:
 
 
 def _joined(calls: RankCalls, mask: Mask) -> Mask:
-    """The calls that go if the tensors of a step are joined: the first of each kind remains.
+    """The calls that are gone if a step's tensors are joined: all but the first of each kind.
 
     Calls of one operation, reduction, type and group are of one kind.
     """

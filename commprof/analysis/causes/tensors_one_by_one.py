@@ -64,7 +64,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _of_one_op(facts: Facts, op: str) -> Sighting | None:
-    """Returns what is seen of the series of one operation: sentence and fix are about one."""
+    """Returns the evidence for series of calls of one operation; None if it is not enough."""
     first = _seen(facts.first, (op,))
     size = first.calls.size_bytes[first.row]
     if not len(size) or small(first.calls)[first.row].all() or size.mean() > _MEAN_BYTES:

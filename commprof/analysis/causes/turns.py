@@ -27,7 +27,7 @@ _STEPS = 8
 
 @dataclass(frozen=True)
 class LongSteps:
-    """The steps in which a rank's unusual work kept the others waiting, as ``[rank, step]``."""
+    """The steps in which a rank's unusual work kept the others waiting; arrays by [rank, step]."""
 
     #: True where the rank of this row worked far longer than it usually does.
     is_long: Mask

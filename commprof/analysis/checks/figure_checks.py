@@ -207,7 +207,7 @@ def network_check(
         return _missing("not all ranks left a trace")
     largest = max((group.size for trace in traces for group in trace.groups.values()), default=0)
     if largest > len(traces):
-        return _missing(f"a process group has {largest} ranks, and {len(traces)} left a trace here")
+        return _missing(f"a process group has {largest} ranks, but only {len(traces)} left a trace")
     sent = [sent_by_interface(trace) for trace in traces]
     if not all(sent):
         return _missing("not every trace holds the interfaces' counters")

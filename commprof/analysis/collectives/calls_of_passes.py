@@ -143,16 +143,16 @@ def advice(
 
 
 def advice_on_threads(ranks: Sequence[int], others: Sequence[int]) -> str:
-    """Returns advice if a thread of its own issued the call on ``ranks`` alone."""
+    """Returns advice for a call that, on ``ranks`` only, a thread beside the training issued."""
     return (
         f"On {named_ranks(ranks)} a thread beside the training thread issued the call, but not on "
-        f"{named_ranks(others)}: threads that share a group have no common order. Give that thread "
-        "a group of its own, made with torch.distributed.new_group()."
+        f"{named_ranks(others)}: calls of several threads in one group have no common order. Give "
+        "that thread a group of its own, made with torch.distributed.new_group()."
     )
 
 
 def _why(running: Sequence[int], others: Sequence[int], told: Collection[int]) -> str:
-    """Says what ranks may have done that run a backward pass alone, or that do not run it."""
+    """Says what may have gone wrong on ranks that run a backward pass the others do not run."""
     if told and {*told} <= {*running}:
         who, run = ("they", "run") if len(running) > 1 else ("it", "runs")
         return f"{who} left out the others' call, or {run} a pass too many"

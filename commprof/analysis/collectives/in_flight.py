@@ -201,7 +201,8 @@ def _kinds(seen: MeasuredWorld) -> tuple[Ints, tuple[CallKind, ...]]:
             *(key[first].tolist() for key in keys), strict=True
         )
     ]
-    # Groups of several ranks, and types of empty messages, may have one name.
+    # Different keys may make equal kinds: groups can have the same name, and calls without bytes
+    # have no type. Equal kinds get one number.
     number = {kind: index for index, kind in enumerate(dict.fromkeys(kind_of_row))}
     number_of_row = np.array([number[kind] for kind in kind_of_row], dtype=np.int64)
     return number_of_row[row], tuple(number)

@@ -105,10 +105,10 @@ def shifted_since(lines: LinesByNumber, seq: int) -> tuple[int, tuple[tuple[int,
 
 
 def is_shift(lines: LinesByNumber, first: int) -> bool:
-    """True if another rank uses a line of the collective ``first`` in another collective.
+    """True if a rank issued some other collective at a line that another rank used for ``first``.
 
-    If not, the ranks may just be in branches of an ``if``, as the root of a broadcast and the
-    others, and a later call alone differs.
+    If not, there may be no shift: at ``first`` the ranks may just be in branches of an ``if``, such
+    as one for the root of a broadcast and one for the others, and only a later call differs.
 
     lines: as for :func:`shifted_since`.
     """
@@ -129,10 +129,10 @@ def innermost(paths: Mapping[int, str]) -> dict[int, str]:
 def lines_of_parts(
     paths: Mapping[int, str], parts: Sequence[Sequence[int]]
 ) -> tuple[tuple[int, str], ...]:
-    """Returns each rank's line in a collective that differs, so that it tells the ranks apart.
+    """Returns each rank's line at a sequence number at which the ranks' collectives differ.
 
-    If one line of a helper issued all of the collectives, the lines that called it are added,
-    unless ranks with the same collective were called from different lines.
+    All ranks may have issued them at one line of a helper function. Then the lines from which the
+    helper was called are added, unless they differ between ranks that issued the same collective.
 
     Args:
         paths: by rank, the lines of the script's frames as ``call_path`` returns them; without

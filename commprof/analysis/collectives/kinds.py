@@ -28,8 +28,8 @@ from commprof.units import ns_to_ms
 
 #: The sizes of a kind are grouped by powers of two if there are more of them than this.
 _FEW_SIZES = 8
-#: Parts of frames that are not the caller: those of torch, commprof's wrappers of it, and the files
-#: of decorators, such as ``deprecated`` of typing_extensions, by which torch wraps some functions.
+#: Frames with one of these parts are not the script's. They are frames of torch, of commprof's
+#: wrappers of torch, and of decorators that torch uses, such as typing_extensions' ``deprecated``.
 _NOT_THE_CALLER = (
     *("/site-packages/torch/", "/dist-packages/torch/", "/commprof/capture/"),
     *("/typing_extensions.py:", "/contextlib.py:", "/functools.py:"),

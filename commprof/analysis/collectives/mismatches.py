@@ -420,7 +420,7 @@ class MismatchFinder:
         ]
 
     def agree_since(self, group: str, seq: int) -> int:
-        """Returns the number after a group's last mismatch before ``seq``; 0 if there is none."""
+        """Returns the sequence number after a group's last mismatch before ``seq``; 0 if none."""
         keys = [*self._differing, *(key for key, _ in self._complete)]
         numbers = {number for name, number in keys if name == group}
         if group in self._latest:
@@ -519,12 +519,11 @@ def _paths(
     group: int,
     seq: int,
 ) -> dict[int, dict[int, str]]:
-    """Returns the lines that issued a group's collectives up to ``seq``, and those that called it.
+    """Returns the call paths of a group's collectives up to ``seq``, by sequence number and rank.
 
-    By number and rank, as ``call_path`` returns them.
-
-    The more ranks a group has, the fewer of its earlier collectives are read. Calls without a
-    recorded stack are left out.
+    A call path is the line that issued the collective and the lines that called this line, as
+    ``call_path`` returns them. Of large groups, only the latest collectives before ``seq`` are
+    read. Calls without a recorded stack are left out.
     """
     before = max(_COMPARED, _MOST_LINES // len(traces))
     paths: dict[int, dict[int, str]] = {}
@@ -719,7 +718,8 @@ def with_lines(mismatch: Mismatch, paths: LinesByNumber, agree_since: int = 0) -
         mismatch: the mismatch.
         paths: lines that issued the group's collectives up to the mismatch, and those that called
             them, as ``call_path`` returns them.
-        agree_since: number since which the group's collectives before the mismatch do not differ.
+        agree_since: sequence number from which on the ranks' collectives in the group are the same
+            up to the mismatch.
     """
     lines = {number: innermost(by_rank) for number, by_rank in paths.items()}
     agreeing = {number: by_rank for number, by_rank in paths.items() if number >= agree_since}

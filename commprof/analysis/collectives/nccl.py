@@ -76,7 +76,8 @@ class NcclKind(FieldGroup):
 class NcclTimes(FieldGroup):
     """Times of operations of one kind; NaN if not known."""
 
-    #: Median durations.
+    #: Three medians: of the whole operation; of the time from the first channel's begin to the last
+    #: channel's; and of the time from the first channel's end to the last channel's.
     duration_ms: float
     begin_spread_ms: float
     end_spread_ms: float
@@ -373,7 +374,7 @@ def _mean_split(parts: Sequence[Floats]) -> Split | None:
 
 
 def _links(recorded: Sequence[Trace]) -> tuple[list[NcclLink], int]:
-    """Returns the links, slowest first, and the transfers made for other processes."""
+    """Returns the links, slowest first, and the number of transfers made for other processes."""
     ranks = {
         (c.hash, c.rank): str(trace.rank)
         for trace in recorded

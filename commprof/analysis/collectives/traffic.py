@@ -4,8 +4,8 @@ The bytes are counted in total, and between hosts alone.
 
 Size and bandwidth follow the rules of nccl-tests (``doc/PERFORMANCE.md``): algbw = size / time.
 busbw = algbw * factor is the rate of one link, comparable between operations and numbers of ranks.
-Size is the data that the operation works on, not the bytes that a rank sends: the whole buffer of
-all_reduce, all ranks' parts together for all_gather and reduce_scatter.
+Size is the data that the operation works on: the whole buffer of all_reduce, and all ranks' parts
+together for all_gather and reduce_scatter. It is not the number of bytes that a rank sends.
 
 The minimum number of bytes to send follows from the sizes alone. Which bytes cross from host to
 host depends on gloo's algorithms, modelled after gloo's sources (gloo/allreduce.cc, allgather.cc,
@@ -68,8 +68,8 @@ def bus_factor(op: str, ranks: int) -> float:
 Floats = npt.NDArray[np.float64]
 _Factor = Callable[[Floats], Floats]
 
-#: By family: payload that a rank sends, as a mean over the ranks of the group. The factors here
-#: multiply the bytes of the operation's input ...
+#: By family of operations: payload that a rank of a group of n ranks sends, as a multiple of the
+#: bytes of the operation's input; mean over the ranks.
 _OF_INPUT: dict[str, _Factor] = {
     # a ring's reduce-scatter and all-gather, each (n - 1) / n
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -87,8 +87,8 @@ _OF_INPUT: dict[str, _Factor] = {
     "barrier": np.zeros_like,
     "recv": np.zeros_like,
 }
-#: ... and these the bytes of its output, for operations in which the root's input holds all ranks'
-#: parts.
+#: The same as a multiple of the bytes of the operation's output. It is used for a scatter, in which
+#: only the root has an input: the parts of all ranks.
 _OF_OUTPUT: dict[str, _Factor] = {"scatter": lambda n: (n - 1) / n}
 
 

@@ -198,7 +198,7 @@ def _overlapping(logs: int) -> Iterator[str]:
     if logs:
         yield (
             f"left out: {counted(logs, 'log')} with dumps that overlap those in another log of the "
-            "same rank and process, as copies have; the longest log counts"
+            "same rank and process, as in copies of a log; the longest log counts"
         )
 
 
@@ -208,7 +208,7 @@ def _again(communicators: Sequence[tuple[str, int]]) -> Iterator[str]:
         were = "was" if len(communicators) == 1 else "were"
         yield (
             f"{counted(len(communicators), 'communicator')} {were} made again by other processes, "
-            f"such as {communicator_id} by {starts} processes per rank, as where a job was started "
+            f"such as {communicator_id} by {starts} processes per rank: a job was probably started "
             "again with the same NCCL_COMM_ID. Each start counts as a communicator of its own; the "
             "starts are told apart by the times of the dumps"
         )
@@ -299,8 +299,9 @@ def _operations(
         captured.update(dict.fromkeys(member.kinds, 0))
     made = []
     for kind in sorted(set(captured) - {*MESSAGES}):
-        # Kinds that are not in SPLIT are computed in the same way: of each rank's time in
-        # them, only the part beyond the shortest rank's time is used.
+        # Kinds that are not in SPLIT are computed in the same way, although it is not known for
+        # whom a rank waits in them: the ranks' times beyond the shortest one are used as waiting
+        # for unknown ranks.
         if ranks > 1:
             waits = splitter.collectives(members, kind, ranks, blocks)
         else:
@@ -354,8 +355,8 @@ def _apart(communicators: Sequence[InspectedCommunicator], processes: int) -> li
         return []
     return [
         f"the processes are of {len(sizes)} sets that share no communicator, the largest with "
-        f"{sizes.max()} of {processes} processes: if these are several jobs, or runs of "
-        "one, report the logs of each from a folder of its own, as all means are over all processes"
+        f"{sizes.max()} of {processes} processes, and all means are over all processes: if these "
+        "are several jobs, or several runs of a job, report the logs of each from its own folder"
     ]
 
 

@@ -31,13 +31,16 @@ _MOST_LATE = 8
 #: Largest fraction of all processes that is named as late; but up to ``_ALWAYS_ALLOWED`` processes
 #: may always be named.
 _MOST_LATE_PART, _ALWAYS_ALLOWED = 1 / 16, 2
-#: A late process causes at least the fraction ``_LEAST_OF_LATEST`` of the waiting that the latest
-#: process causes. ``_LEAST_IF_APART`` is enough in two cases. In the first, the next process causes
-#: ``_APART`` times less than this late process: waiting that is wrongly traced through other
-#: communicators falls on several processes. In the second, the next process causes ``_GAP`` times
-#: less, and this process works longer than the others, with a probability of at most
-#: ``_CHANCE_OF_LONGER`` that this is chance.
-_LEAST_OF_LATEST, _LEAST_IF_APART, _APART = 0.05, 0.03, 50.0
+#: A late process causes at least this fraction of the waiting that the latest process causes.
+_LEAST_OF_LATEST = 0.05
+#: This smaller fraction is enough for a process that stands apart from the process with the next
+#: less waiting. It does so in the two cases that the next two constants describe.
+_LEAST_IF_APART = 0.03
+#: First case: the process causes this many times the waiting of the next. Such waiting is not just
+#: traced wrongly through other communicators, because that would fall on several processes.
+_APART = 50.0
+#: Second case: the process causes ``_GAP`` times the waiting of the next, and also works longer
+#: than the others. The probability that chance explains the longer work is at most this.
 _CHANCE_OF_LONGER = 0.05
 #: Least ratio of the waiting that a late process causes to that of any process that is not late.
 _CLEARLY = 2.0

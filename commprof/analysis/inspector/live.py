@@ -135,7 +135,7 @@ class _Growing:
     """Splits complete calls and removes them from the members; see :class:`Splitter`."""
 
     def __init__(self, stopped: set[tuple[str, int]], is_snapshot: bool) -> None:
-        """Splits the operations that were written.
+        """Makes a splitter for one look at the logs.
 
         Args:
             stopped: processes that are not waited for, as host and process id.

@@ -114,7 +114,10 @@ def traced(groups: Sequence[WaitingGroup], count: int) -> InspectedOrigins:
 
 
 def groups_of(job: InspectedJob) -> list[WaitingGroup]:
-    """Returns each communicator's waiting; another group holds waiting for unknown ranks."""
+    """Returns a group with the waiting of each communicator, and groups of unknown causes.
+
+    The latter hold waiting for ranks that are not known, and estimates for calls without records.
+    """
     found = []
     for each in job.communicators:
         key = (each.id, each.ranks)

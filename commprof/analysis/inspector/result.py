@@ -247,7 +247,7 @@ def result_of(logs: InspectorLogs, job: InspectedJob) -> InspectorResult:
 
 
 def _step(job: InspectedJob, time_us: float, waited_us: float) -> StepRow | None:
-    """Returns a step's mean waiting and transfer, from sums over the run of the mean process."""
+    """Returns a step's mean waiting and transfer, from a mean process's times over the run."""
     found = steps_of(job.repeated)
     if found is None:
         return None
@@ -437,8 +437,8 @@ def _unknown(
     gaps = sum(waits.missing_calls for waits in waits_of_all)
     if gaps:
         found.append(
-            f"{counted(gaps, 'call')} {'is' if gaps == 1 else 'are'} in no log: numbers in coll_sn "
-            "that all ranks lack"
+            f"{counted(gaps, 'call')} {'is' if gaps == 1 else 'are'} in no log: all ranks' logs lack "
+            "the numbers in coll_sn"
         )
     for number, noun, what in (
         (untimed, "record", "without a time of the GPU's clock"),

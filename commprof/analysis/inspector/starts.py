@@ -4,9 +4,10 @@ NCCL derives a communicator's id from random bytes, but not if ``NCCL_COMM_ID`` 
 that is started again uses the same ids, and counts its calls from the beginning again. Each rank
 then has one process per start. In the order of their dumps, the first processes of all ranks belong
 to the first start, and so on. If a rank left no log in some starts, its processes belong to the
-starts whose dumps are nearest, if possible by the clock of the same host. If each host has one
-process of every rank, as where jobs on several hosts use the same address of their own host, each
-host has its own start.
+starts whose dumps are nearest, if possible by the clock of the same host.
+
+The ids are also the same if jobs on several hosts each use the address of their own host, such as
+127.0.0.1. So if each host has one process of every rank, the processes of each host are one start.
 """
 
 from __future__ import annotations

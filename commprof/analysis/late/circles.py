@@ -41,7 +41,8 @@ class Circle:
     #: comparison singles out ranks.
     told_ranks: tuple[int, ...]
     by_majority: bool
-    #: True if every rank has issued all of these operations, but each first the one in ``waiting``.
+    #: True if every rank has issued all of these operations, but in different orders: each rank
+    #: waits in the one that it issued first.
     issued: bool = False
 
     @property

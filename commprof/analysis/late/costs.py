@@ -22,7 +22,7 @@ from commprof.units import NS_PER_MS, ns_to_ms
 #: A rank's work is reported as longer if it exceeds the others' by at least this fraction of the
 #: step.
 LEAST_SHARE = 0.01
-#: Less waiting, over all steps, is the rounding error of sums.
+#: Waiting of less than this, over all steps together, is only the rounding error of sums.
 _LEAST_NS = 1.0
 #: A longer phase is explained by at least this many minor page faults per ms of excess. One major
 #: page fault per step, or a lack of cores for ``LEAST_SHARE`` of the step, also explains it.

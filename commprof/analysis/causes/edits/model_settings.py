@@ -9,7 +9,7 @@ from commprof.analysis.causes.edits.syntax import calls_in, innermost
 
 DDP = ("DistributedDataParallel",)
 FSDP1 = ("FullyShardedDataParallel",)
-#: Optimizers of torch; their first argument shows the model.
+#: Optimizers of torch; their first argument, ``model.parameters()``, shows which is the model.
 _OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adamax", "Muon")
 
 
@@ -67,7 +67,7 @@ def wrapped_model(script: Script) -> str:
 
 
 def _not_the_inner(script: Script, wrapper: str) -> str:
-    """Replaces ``wrapper.module`` by the wrapper in the first call or assignment of it."""
+    """Replaces ``wrapper.module`` by the wrapper where the script first calls or assigns it."""
     inner = f"{wrapper}.module"
     for source in script.sources:
         for node in ast.walk(source.tree):

@@ -77,7 +77,7 @@ class Source:
         return tuple(free)
 
     def imported_files(self) -> Iterator[Path]:
-        """Yields the files of the user's that this file imports; not those of installed packages.
+        """Yields the user's own files that this file imports, without those of installed packages.
 
         A module is looked for in the folder of this file and in those around it.
         """
@@ -122,7 +122,10 @@ class Source:
         return node
 
     def segment(self, node: ast.AST) -> str:
-        """The text of a node; ``ast.get_source_segment`` reads the whole file each time."""
+        """The text of a node.
+
+        Unlike ``ast.get_source_segment``, it does not split the whole file into lines each time.
+        """
         if not isinstance(node, ast.expr | ast.stmt) or node.end_lineno is None:
             return ""
         lines = [line.encode() for line in self.lines[node.lineno - 1 : node.end_lineno]]
@@ -304,7 +307,7 @@ class Script:
 
     @cached_property
     def has_unread_imports(self) -> bool:
-        """True if these files import others of the user's, which are not among them."""
+        """True if these files import files of the user's that are not among ``sources``."""
         read = {source.path for source in self.sources}
         imported = (file for source in self.sources for file in source.imported_files())
         return any(file not in read and _is_of_user(file) for file in imported)
@@ -328,9 +331,10 @@ class Script:
         )
 
     def only(self, *names: str) -> Site | None:
-        """The only call of these names; of several, the only one in a recorded stack or first file.
+        """The only call of a function or class by one of these names; None if it is not one call.
 
-        None if its lines cannot be indented anew.
+        Of several calls, only those in recorded stacks count; if none is in a stack, only those in
+        the first file. None too if the call's lines cannot be indented anew.
         """
         sites = self.places(*names)
         if len(sites) > 1:
@@ -364,7 +368,7 @@ class Script:
         return sites[0] if len(sites) == 1 and sites[0].can_be_written else None
 
     def model(self, *wrappers: str) -> str:
-        """Name of the variable that holds the model that one of these classes wraps; else ""."""
+        """Variable to which the only call of one of these wrapper classes is assigned; else ""."""
         site = self.only(*wrappers)
         return site.target if site is not None else ""
 

@@ -20,12 +20,14 @@ from commprof.analysis.causes.edits.syntax import (
 
 
 def last_pass_only(script: Script, model: str, setter: str = "") -> str:
-    """Lets only the last pass of the loop over micro batches exchange gradients, or free weights.
+    """Changes the loop over micro batches: only its last pass exchanges gradients.
 
     Args:
         script: the script.
         model: name of the wrapped model.
-        setter: method of FSDP2 that is told whether this is the last pass; "" for ``no_sync``.
+        setter: method of an FSDP2 model to call with True before the last pass and with False
+            before the others. It may also be a method that lets only the last pass free the
+            gathered weights. "" to run the other passes in ``no_sync``.
     """
     site = script.only("backward")
     if not model or site is None or (loop := site.loop) is None:

@@ -270,7 +270,7 @@ def test_a_host_s_counters_come_from_the_rank_that_captured_longest() -> None:
 def test_ranks_that_left_their_trace_elsewhere_are_not_called_free_of_network() -> None:
     alone = ranks_of(2, cross_check_sources=sources(interfaces=counted(lo=8 * MB)))[:1]
     note = checks(alone, world_size=1)["network"].note  # as of a replica that was started alone
-    assert note == "a process group has 2 ranks, and 1 left a trace here"
+    assert note == "a process group has 2 ranks, but only 1 left a trace"
 
 
 def test_the_network_check_gives_the_reason_for_missing_counters() -> None:

@@ -84,8 +84,8 @@ def test_threads_that_share_a_group_are_told_to_have_groups_of_their_own(in_back
     if not in_backward:
         assert said == (
             "On rank 0 a thread beside the training thread issued the call, but not on rank 1: "
-            "threads that share a group have no common order. Give that thread a group of its own, "
-            "made with torch.distributed.new_group()."
+            "calls of several threads in one group have no common order. Give that thread a group "
+            "of its own, made with torch.distributed.new_group()."
         )
 
 
