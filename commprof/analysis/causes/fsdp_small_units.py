@@ -13,8 +13,10 @@ from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 from commprof.units import ns_to_ms
 
-#: Least number of units, and largest mean size of their all-gathers.
-_LEAST, _MEAN_BYTES = 8, 2**18
+#: Least number of units that forward gathers.
+_LEAST = 8
+#: Largest mean size of these units' all-gathers.
+_MEAN_BYTES = 2**18
 #: Number of units into which the fix joins modules that are sharded one by one.
 _UNITS = 4
 #: Least exposed time of the sharded collectives, as a fraction of the step.

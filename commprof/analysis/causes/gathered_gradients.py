@@ -28,7 +28,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 CAUSE = CatalogueCause(
     id="gathered-gradients",
-    title="Sharded gradients are gathered in every step, as for their norm",
+    title="Sharded gradients are gathered in every step, for example for their norm",
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(

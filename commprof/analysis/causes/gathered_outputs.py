@@ -1,4 +1,4 @@
-"""Outputs of all ranks are gathered after every backward pass, as for a metric or a log."""
+"""Outputs of all ranks are gathered after every backward pass, for example for a metric."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _edit(facts: Facts, sighting: Sighting) -> str:
 
 CAUSE = CatalogueCause(
     id="gathered-outputs",
-    title="Outputs of all ranks are gathered in every step, as for a metric",
+    title="Outputs of all ranks are gathered in every step, for example for a metric",
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(

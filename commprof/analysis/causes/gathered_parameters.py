@@ -28,7 +28,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 CAUSE = CatalogueCause(
     id="gathered-parameters",
-    title="Sharded parameters are gathered in every step, as for a moving average of the weights",
+    title="Sharded parameters are gathered in every step, for example to average the weights",
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(

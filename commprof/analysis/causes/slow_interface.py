@@ -43,7 +43,8 @@ def _rule(facts: Facts) -> Sighting | None:
     best = max(fast, key=lambda name: fast[name])
     return Sighting(
         f"The hosts exchange their data over {used}, rated {slow / 1000:g} Gbit/s, and "
-        f"{listed(sorted(fast))}, rated {fast[best] / 1000:g} Gbit/s, is idle.",
+        f"{listed(sorted(fast))}, rated {'up to ' * (len(fast) > 1)}{fast[best] / 1000:g} Gbit/s, "
+        f"{'is' if len(fast) == 1 else 'are'} idle.",
         share * (1 - slow / fast[best]),
         fix=_FIX.replace(_EXAMPLE, best),
     )

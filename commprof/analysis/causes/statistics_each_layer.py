@@ -112,7 +112,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _has_gradients(calls: RankCalls, forward: Mask, backward: Mask) -> bool:
-    """True if backward makes calls like those of forward, as for statistics of a norm."""
+    """True if backward makes calls like those of forward, as it does for a norm's statistics."""
     return calls.per_step(backward) >= min(_LEAST, _BACK * calls.per_step(forward))
 
 

@@ -197,8 +197,8 @@ def assumes_threads(trace: Trace) -> bool:
 def _threads(trace: Trace, group: Group) -> int:
     """Number of threads of a group according to the trace; 0 if unknown, or if the group has none.
 
-    The trace has the number by c10d's name of the group. A group on devices may have a part for CPU
-    tensors, which has threads.
+    The trace lists the numbers by c10d's names of the groups. A group on devices may have a part
+    for CPU tensors, which has threads.
     """
     name = group.name.removesuffix(f":{group.backend}")
     threads = trace.metadata.get("gloo_threads", {}).get(name, 0)

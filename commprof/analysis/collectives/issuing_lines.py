@@ -81,10 +81,10 @@ def shifted_since(lines: LinesByNumber, seq: int) -> tuple[int, tuple[tuple[int,
         seq: sequence number of the mismatch.
 
     Returns:
-        The sequence number and each rank's line. None if the ranks were at one line in the
-        collective before the mismatch; if the lines of that collective are known for fewer than two
-        ranks, or if the same combination of lines occurred before; or if no earlier collective is
-        known in which the ranks were at one line.
+        The sequence number and each rank's line. None in each of these cases: in the last
+        collective before the mismatch, the ranks were at one line; the lines of this collective are
+        known for fewer than two ranks; the same combination of lines occurred before; no earlier
+        collective is known in which the ranks were at one line.
     """
 
     def of(number: int) -> tuple[tuple[int, str], ...]:

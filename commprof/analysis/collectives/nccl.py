@@ -63,7 +63,7 @@ class NcclKind(FieldGroup):
     #: Ranks of the communicator; 0 if not known.
     size: int
     op: str
-    #: NCCL's names of algorithm and protocol; empty if NCCL gave none, as for messages.
+    #: NCCL's names of algorithm and protocol; empty if NCCL gave none, for example for messages.
     algorithm: str
     protocol: str
     #: Smallest and largest number of channels.

@@ -437,8 +437,8 @@ def _unknown(
     gaps = sum(waits.missing_calls for waits in waits_of_all)
     if gaps:
         found.append(
-            f"{counted(gaps, 'call')} {'is' if gaps == 1 else 'are'} in no log: all ranks' logs lack "
-            "the numbers in coll_sn"
+            f"{counted(gaps, 'call')} {'is' if gaps == 1 else 'are'} in no log: the numbers in "
+            "coll_sn have gaps that are the same on all ranks"
         )
     for number, noun, what in (
         (untimed, "record", "without a time of the GPU's clock"),

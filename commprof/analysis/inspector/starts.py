@@ -64,7 +64,10 @@ def by_start(processes: Mapping[int, Sequence[Logged]]) -> list[dict[int, Inspec
 
 
 def _apart_us(logged: Logged, others: Collection[Logged]) -> int:
-    """Returns the time from a process's dumps to the nearest others; negative if they overlap."""
+    """Returns the time between a process's dumps and the nearest process's; negative for overlap.
+
+    If any of the other processes are on the same host, only these are compared.
+    """
     of_host = [other for other in others if other.member.host == logged.member.host]
     return min(
         max(other.begin_us - logged.end_us, logged.begin_us - other.end_us)

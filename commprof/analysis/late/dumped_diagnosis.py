@@ -113,8 +113,8 @@ class Diagnosis:
         if self.kind == "none":
             elsewhere = ", ".join(self._not_in_dumps)
             return (
-                f"No operation is pending in these dumps: if the job hangs, then {elsewhere}, or "
-                "outside of operations"
+                "No operation is pending in these dumps: if the job hangs, it hangs "
+                f"{elsewhere}, or outside of operations"
             )
         if self.kind == "unknown":
             uneven = any(one.uneven for one in self.groups)

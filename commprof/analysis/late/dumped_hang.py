@@ -206,12 +206,13 @@ def _may_wait_in_a_message(
 def _supported(
     waits: Mapping[int, Waits], dumps: Sequence[Dump], states: Sequence[DumpedRank]
 ) -> Mapping[int, Waits]:
-    """Leaves out waits for a message that the other rank may have issued before.
+    """Leaves out waits for messages of which the other rank may have issued its part already.
 
-    If the dump of one of two ranks lacks records, their messages have no common numbers: those that
-    are pending are matched, in order. The other rank may have issued its part earlier if its first
-    entry is later than the message, or if the message is pending only because others of its launch
-    are.
+    If the dump of one of two ranks lacks records, their messages have no common numbers. Then only
+    the pending messages are matched, in order. But a part that the other rank has issued may be
+    missing among these, in two cases. It may have been dropped, if the other rank's first entry is
+    later than this rank's part. Or it may have completed: this rank's part then counts as pending
+    only because other messages of its batch are.
     """
     since_ns = {dump.rank: dump.since_ns for dump in dumps}
     by_rank = {state.rank: state for state in states}
@@ -323,7 +324,11 @@ def _absent(
     before = "nothing pending"
     if count:
         oldest = oldest_first(state)[0]
-        others = "whose other parts may be missing" if is_doubtful else "at which all ranks arrived"
+        others = (
+            "whose parts on other ranks may be missing"
+            if is_doubtful
+            else "at which all ranks arrived"
+        )
         stuck = ""
         if issued and not is_doubtful:  # the rank issued all that others wait for
             stuck = ", which the network, the backend or a device may not complete"
@@ -408,7 +413,7 @@ def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:
 
 
 def _mixed_groups(dumps: Sequence[Dump]) -> set[str]:
-    """Returns the groups in which ranks describe a collective differently, even if only partly."""
+    """Returns the groups in which a collective differs between ranks in any recorded property."""
     first: dict[tuple[str, int], tuple[str, int, int, str]] = {}
     mixed = set()
     for dump in dumps:

@@ -32,8 +32,8 @@ class DumpedRank:
     recent: Sequence[OwnCall] = ()
     #: The last operation in the dump; None if the dump has no operation.
     last: Entry | None = None
-    #: Other ends, as global ranks, whose messages with this rank are numbered from the first one.
-    #: Those with others are numbered from the first that is pending.
+    #: Global ranks. Messages between this rank and these ranks are numbered from the first message;
+    #: messages between this rank and other ranks, from the first pending message.
     counted: Collection[int] = ()
     #: Completed messages, by group, operation and peer.
     ended: Collection[tuple[str, str, int]] = ()
@@ -65,7 +65,11 @@ class _Numbered:
     """
 
     def __init__(self, members: Mapping[str, tuple[int, ...]], whole: frozenset[int]) -> None:
-        """members: global ranks by group; whole: ranks whose dumps are as whole as the rank's."""
+        """Numbers nothing yet.
+
+        members: global ranks by group. whole: ranks whose messages with this rank are numbered from
+        the first one.
+        """
         self._members = members
         self.whole = whole
         #: Number of the next message, by group, operation and peer.
@@ -168,8 +172,8 @@ def _standing(
 class _Launches:
     """Finds the launches of a rank's pending operations that run in the order of issue.
 
-    NCCL runs the collectives and the batches of messages of a group one after the other, and so the
-    single messages of two ranks.
+    In each group, NCCL runs the collectives and the batches of messages one after the other. Single
+    messages between the same two ranks also run one after the other.
     """
 
     def __init__(self, entries: Sequence[Entry]) -> None:

@@ -219,7 +219,7 @@ def _times(path: Path, seen: MeasuredWorld, place: int) -> _Times:
 
 
 def _waited_in_backward(trace: Trace) -> float:
-    """Returns the fraction of the steps in which DDP waited at the end of backward passes."""
+    """Returns how long DDP waited at the end of backward passes, as a fraction of the step time."""
     exposed, steps = exposures_of(trace), columns.steps(trace)
     waited_ns = exposed.waited_ns[exposed.graph_task >= 0].sum()
     return float(waited_ns / (steps.end_ns - steps.begin_ns).sum())

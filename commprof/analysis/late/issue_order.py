@@ -1,4 +1,4 @@
-"""Operations of backends that issue first and run later, each communicator's in the order of issue.
+"""Operations of backends that queue them and run each communicator's in the order of issue.
 
 NCCL is such a backend. A rank may have issued its part of an operation that still cannot run,
 because it is behind another operation of the rank.

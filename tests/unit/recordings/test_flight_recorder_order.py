@@ -128,7 +128,8 @@ def test_a_message_that_completed_in_a_pending_batch_accuses_nobody(
     )
     assert found.culprits[0].why == (
         "rank 1 has not begun all_reduce number 4 of group '0' (GROUP_0) (train.py:29); it has 3 "
-        "pending operations, whose other parts may be missing, the oldest: send to rank 2 in group "
+        "pending operations, whose parts on other ranks may be missing, the oldest: send to rank 2 "
+        "in group "
         "'0' (GROUP_0) (train.py:26); the last call was all_reduce at train.py:29"
     )
 
@@ -339,7 +340,7 @@ def test_dumps_without_a_pending_operation_tell_what_they_do_not_hold(
         "in an operation of another backend, or outside of operations",
     ]
     assert found.sentence == (
-        f"No operation is pending in these dumps: if the job hangs, then {', '.join(places)}"
+        f"No operation is pending in these dumps: if the job hangs, it hangs {', '.join(places)}"
     )
 
 

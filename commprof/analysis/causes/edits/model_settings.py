@@ -20,7 +20,11 @@ def with_settings(script: Script, names: tuple[str, ...], **settings: object) ->
 
 
 def sharded_model(script: Script) -> str:
-    """Returns the name of the whole sharded model: the argument of the last ``fully_shard``."""
+    """Returns the name of the whole sharded model; empty if it is not known.
+
+    This is the variable to which FSDP1's wrapper, or the last ``fully_shard`` outside of loops, is
+    assigned. If the latter is not assigned, it is the argument of this ``fully_shard``.
+    """
     if name := script.model(*FSDP1):
         return name
     for site in reversed(script.places("fully_shard")):
