@@ -43,7 +43,8 @@ class GatheredShards:
 def gathered_shards(facts: Facts, chosen: Callable[[RankCalls], Mask]) -> GatheredShards | None:
     """Returns what the chosen gathers cost, if they gather the model; None if that is little.
 
-    None too if forward does not gather the model itself: then the chosen gathers may serve it.
+    None too if forward does not gather the model itself: then the forward pass may use what the
+    chosen gathers gather.
 
     ``chosen``: returns a mask of the gathers of a rank that may be needless.
     """

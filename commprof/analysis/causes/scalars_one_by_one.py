@@ -180,8 +180,8 @@ CAUSE = CatalogueCause(
     looks_like=(
         f"In a typical step at least {_LEAST} calls of one operation and group, of at most "
         f"{_SCALAR_BYTES} bytes each, follow one another outside of forward and backward, the "
-        "training thread waits for each, and no phase lies between them. The work before each call "
-        "takes no longer than the waiting for the call. Calls of at most "
+        "training thread waits for each, and no phase lies between them. The work between two "
+        "calls takes no longer than the waiting for the second. Calls of at most "
         f"{_NUMBERS_BYTES} bytes within forward, as of a loss, count too if backward has no such "
         "calls, and if the work between the calls takes neither longer than the waiting for them "
         f"nor more than {_OF_FORWARD:.0%} of the forward passes' own work. Barriers between calls "

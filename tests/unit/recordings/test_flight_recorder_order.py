@@ -129,8 +129,7 @@ def test_a_message_that_completed_in_a_pending_batch_accuses_nobody(
     assert found.culprits[0].why == (
         "rank 1 has not begun all_reduce number 4 of group '0' (GROUP_0) (train.py:29); it has 3 "
         "pending operations, whose parts on other ranks may be missing, the oldest: send to rank 2 "
-        "in group "
-        "'0' (GROUP_0) (train.py:26); the last call was all_reduce at train.py:29"
+        "in group '0' (GROUP_0) (train.py:26); the last call was all_reduce at train.py:29"
     )
 
 
