@@ -331,7 +331,7 @@ class Script:
         )
 
     def only(self, *names: str) -> Site | None:
-        """The only call of a function or class by one of these names; None if it is not one call.
+        """The only call of a function or class by one of these names; None for no or several calls.
 
         Of several calls, only those in recorded stacks count; if none is in a stack, only those in
         the first file. None too if the call's lines cannot be indented anew.
