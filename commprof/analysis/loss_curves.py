@@ -79,7 +79,7 @@ def loss_remarks(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> l
     return found
 
 
-#: Sentence for the card, of less than a line.
+#: Sentence for the summary card of a run (``commprof.analysis.card``), shorter than a line.
 CURVES_DISAGREE = "The loss curves of the world sizes disagree: they did not train equally."
 
 

@@ -34,14 +34,14 @@ class MeanStep:
     #: do not support a part (see :mod:`commprof.analysis.evidence`), it is NaN, except for
     #: communication, which is then 0.
     parts_ms: Mapping[str, float]
-    #: Mean of each of ``SPLIT``; empty if no part of the waiting and transfer is known.
+    #: Mean of each of ``SPLIT``; empty if the split of exposed time is unknown in all steps.
     split_ms: Mapping[str, float]
     step_ms: float
     #: Communication in flight while the training thread worked; not part of the sum. NaN if the
     #: capture could not see communication.
     hidden_ms: float
-    #: This and the next fields are the parts of compute. The last is the time of kernels of no
-    #: known phase, 0 if none were recorded.
+    #: Compute is the sum of this and the next two fields. ``unphased_compute_ms`` is the time of
+    #: kernels whose phase is not known; 0 if no kernels were recorded.
     forward_ms: float
     backward_ms: float
     unphased_compute_ms: float = 0.0

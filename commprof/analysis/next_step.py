@@ -36,12 +36,12 @@ _OF_THE_LATE_RANK = (
     "rank-busier",
     "pipeline-bubble",
 )
-#: The advice is about data, optimizer or other code if this part of the step takes at least this
-#: many times as long as communication.
+#: If loading data, the optimizer or other code takes at least this many times as long as
+#: communication, the advice is about that part of the step.
 _FAR_LARGER = 2.0
 
-#: A trial is advised if the gradients that it changes hold at least this fraction of the exposed
-#: time.
+#: A trial (``commprof run --trial``) is advised if the gradients whose exchange it changes account
+#: for at least this fraction of the exposed time.
 _MOST = 0.5
 #: Candidates of the advised trial.
 _CANDIDATES = "fp16,int8,topk:ratio=0.01"
@@ -238,7 +238,7 @@ def _balance(world: WorldResult, step: MeanStep) -> str:
         return (
             f"First find out what slowed rank {most.rank} {most.one_series}: the ranks {waiting}, "
             f"and rank {most.rank} caused {most.share:.0%} of this in these steps. Another process "
-            "on its host, a disk or heat slows a rank for a while."
+            "on its host, a slow disk or heat may have slowed it."
         )
     if world.lateness.late_rank is None and evidence.stands_out:
         more = "more steps", "again, with marked steps (profiler.step())"

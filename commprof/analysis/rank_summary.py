@@ -172,7 +172,7 @@ def step_parts(of_ranks: Sequence[Breakdown]) -> list[StepParts]:
 
     def mean_ms(name: str) -> list[float]:
         means = (stacked(name).mean(axis=1) / NS_PER_MS).tolist()
-        # math.nan for every NaN: all are one object
+        # All NaNs become the same object, math.nan: then equal summaries compare equal.
         return [math.nan if math.isnan(mean) else mean for mean in means]
 
     exposed = stacked("exposed")

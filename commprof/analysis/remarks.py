@@ -101,7 +101,7 @@ def _oversubscription(context: Mapping[str, Any], worlds: Sequence[WorldResult])
 def _of_kind(
     context: Mapping[str, Any], worlds: Sequence[WorldResult], kind: str
 ) -> list[RunFinding]:
-    """Returns the caveats of one kind, of all world sizes."""
+    """Returns the findings of one kind that have a caveat, of all world sizes."""
     facts = (fact for world in worlds for fact in findings(context, world))
     return [fact for fact in facts if fact.kind == kind and fact.caveat]
 

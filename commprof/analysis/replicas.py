@@ -37,13 +37,13 @@ def times_started(context: Mapping[str, Any]) -> str:
     """Returns a short text on replicas that were started again; empty if none was."""
     lives: Sequence[Mapping[str, Any]] = context.get("replicas") or ()
     again = [
-        f"replica {_name(own[-1])} ({len(own)} lives)"
+        f"replica {_name(own[-1])} (started {len(own)} times)"
         for number in dict.fromkeys(life["replica"] for life in lives)
         if len(own := [life for life in lives if life["replica"] == number]) > 1
     ]
     if not again:
         return ""
-    return f"Started again: {listed(again)}. All figures are of one life of each replica."
+    return f"Started again: {listed(again)}. All figures are of one start of each replica."
 
 
 def _lived(lives: Sequence[Mapping[str, Any]]) -> str:
@@ -55,7 +55,7 @@ def _lived(lives: Sequence[Mapping[str, Any]]) -> str:
     ]
     return (
         f"Replica {_name(lives[-1])} was started {len(lives)} times: {listed(parts)}. All figures "
-        "are of its last life in which it communicated with other replicas."
+        "are of the last start after which it communicated with other replicas."
     )
 
 

@@ -116,8 +116,8 @@ def analyse_in_detail(
             reason = f"{reason.rstrip('.')}. {_MARK_STEPS}"
         if reason:
             failures.append((world_size, _with_problems(reason, run, world)))
-    # For a script, run.json names the backend that a built-in workload would use. A trace names the
-    # default group's backend, even if the process has only other groups.
+    # For a script, run.json names the backend that a built-in workload would use. Without run.json,
+    # the context names the default group's backend, or none if there are only other groups.
     backends.discard("")
     if backends and ("script" in context or not context["backend"]):
         context = {**context, "backend": ", ".join(sorted(backends))}

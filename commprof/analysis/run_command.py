@@ -42,7 +42,10 @@ class RecordedCommand:
         return replace(self, options=_replaced(self.options, names, ()))
 
     def with_in_place(self, name: str, words: Sequence[str]) -> RecordedCommand:
-        """Returns the command with ``words`` in place of the option ``name`` and its value."""
+        """Returns the command with ``words`` in place of the option ``name`` and its value.
+
+        If the command lacks this option, ``words`` come before its other options.
+        """
         if not self.has(name):
             return replace(self, options=(*words, *self.options))
         return replace(self, options=_replaced(self.options, (name,), words))

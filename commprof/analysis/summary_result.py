@@ -131,8 +131,8 @@ class SummaryArrivals(FieldGroup):
     #: Number of collectives in ``arrivals_unknown`` whose group has no place in the ranks' shared
     #: memory.
     arrivals_without_place: int
-    #: Number of collectives in ``arrivals_unknown`` that need arrivals of single ranks, in groups
-    #: above 256 ranks.
+    #: Number of collectives in ``arrivals_unknown`` whose group has more than 256 ranks on several
+    #: hosts, and in which a rank need not wait for all others, such as a broadcast.
     arrivals_unlisted: int
     #: Number of collectives whose last arrival is known, summed over the ranks.
     arrivals_known: int
@@ -142,14 +142,16 @@ class SummaryArrivals(FieldGroup):
     machines: int
     #: True if the offset of every host's clock to rank 0's is known.
     clocks_compared: bool
-    #: Smallest number of other hosts in the tree of a host; hosts exchange arrivals in trees.
+    #: Hosts exchange arrivals along a tree. Number of other hosts in a host's tree, smallest value
+    #: over the hosts: 0 if a host is cut off.
     hosts_heard: int
     #: Number of datagrams with arrivals that the network refused.
     unsent_datagrams: int
     #: Number of collectives whose arrivals a host did not pass on, for lack of room.
     skipped_collectives: int
-    #: Bound on the error of arrivals, in µs, over known collectives between ranks of several hosts:
-    #: 95th percentile, within 1 %. The next field is the maximum. NaN without any.
+    #: Bound on the error of arrivals, in µs: 95th percentile, within 1 %, over the collectives
+    #: between hosts whose last arrival is known. The next field is the maximum. NaN if there are no
+    #: such collectives.
     arrival_clock_error_p95_us: float
     arrival_clock_error_us: float
 

@@ -43,7 +43,8 @@ from commprof.units import ns_to_ms
 _TOLD_APART = 0.95
 #: The two largest parts are called about equal if their ratio is at least this.
 _ABOUT_EQUAL = 0.8
-#: Smallest fraction that is mentioned: growth of the step, a part of this growth, communication.
+#: Smallest fraction that sentences mention: of the ideal step, by which the step is longer; of this
+#: growth, for one part of the step; and of the step, for the communication of FSDP.
 _WORTH_A_WORD = 0.03
 
 #: Smallest fraction of the step that is shown, as a percentage with one decimal.

@@ -116,7 +116,7 @@ def world_result(
 
 
 def _with_calls(result: WorldResult, run: WorldRun, seen: MeasuredWorld) -> WorldResult:
-    """Returns the result with what follows from the ranks' calls."""
+    """Returns the result with the figures that need the ranks' calls, such as gains."""
     recording, observed = result.recording, observed_ranks(seen)
     late = lateness(run, seen.all_steps, result.timing.step_median_ms, recording.between_ranks_us)
     exchanged = communication(run, seen)

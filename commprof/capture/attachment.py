@@ -156,7 +156,7 @@ class Attachment:
         self._compressor, self._running = compressor, running
 
     def _release(self) -> None:
-        """Stops the replaced compressor; does nothing if the replaced hook was none."""
+        """Stops the compressor that has been replaced, if the replaced hook was a compressor."""
         if self._compressor is not None and self._running is not None:
             self._compressor.unbind()
             self._running.stop()
@@ -352,7 +352,8 @@ def _say_if_unrecorded() -> None:
 def _observed(ddp: DistributedDataParallel) -> Any:
     """Returns an observer of the model's buckets that needs no hook; None if that cannot work."""
     native = _native.native
-    # This option of torch 2.15 frees buckets before the end of the pass, where commprof reads them.
+    # commprof reads the buckets at the end of the backward pass. With this option, torch 2.15 frees
+    # them before that.
     gone = getattr(ddp, "lazy_bucket_allocation", False)
     return None if native is None or gone else native.ObservedBuckets(ddp.reducer)
 

@@ -206,8 +206,8 @@ def interface_bytes() -> dict[str, tuple[int, int]]:
 def ddp_log(model: DistributedDataParallel) -> dict[str, Any] | None:
     """Reads a model's DDP log and gradient sizes; None if DDP gives no log.
 
-    Sizes are left out if parameters were frozen or unfrozen after DDP was made: the others would
-    not have the places that DDP gave them.
+    The log refers to gradients by index, as counted when DDP was made. If parameters were frozen or
+    unfrozen since then, these indices no longer fit the sizes, so the sizes are left out.
     """
     log = _log_now(model)
     if log is None:

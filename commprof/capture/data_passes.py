@@ -112,7 +112,8 @@ class PassNotes:
                 current.end_ns = time.monotonic_ns()
                 del self._open[iterator]
             return
-        # With persistent workers, all passes have one iterator, even if one was left early.
+        # With persistent workers, all passes have the same iterator. If the script left a pass
+        # early, the next one is recognised by its first batch.
         if current is None or iterator._num_yielded == 1:
             if len(self._passes) >= _MOST_PASSES:
                 self._open.pop(iterator, None)
@@ -187,7 +188,7 @@ def checksum(batch: Any) -> int | None:
         if isinstance(item, torch.Tensor | np.ndarray):
             content = _elements(item)
         elif isinstance(item, str):
-            # Long texts may be equal except for their ends.
+            # A long text is not compared: a checksum of its first part would miss other ends.
             content = item.encode() if len(item) <= _MOST_ELEMENTS else None
         elif isinstance(item, int | float | None):
             content = str(item).encode()
@@ -207,7 +208,7 @@ def _elements(item: torch.Tensor | np.ndarray[Any, Any]) -> bytes | None:
 
     None for tensors that NumPy cannot read: on devices, that require a gradient, or of a type that
     NumPy lacks. Tensors are read by NumPy, not by an operator of torch: the script may have
-    entered a mode that sees all operators.
+    entered a ``TorchDispatchMode``, which would see the operator.
     """
     if isinstance(item, torch.Tensor):
         if item.device.type != "cpu" or item.layout is not torch.strided:

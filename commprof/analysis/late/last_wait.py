@@ -66,7 +66,7 @@ class LastWait:
 
 @dataclass
 class _End:
-    """State of one rank at the end of its recording; a ``Standing``."""
+    """State of one rank at the end of its recording; it has the interface of ``Standing``."""
 
     rank: int
     world_size: int
@@ -239,9 +239,10 @@ def _end(trace: Trace, world_size: int, last_ns: int) -> _End:
 
 
 def _line(trace: Trace, table: Collectives, row: int) -> str:
-    """Line of code that issued a row's call; without its stack, the line of an earlier such call.
+    """Line of code that issued a row's call.
 
-    The earlier call has the same operation, group and size. Empty without any stack.
+    If no stack was recorded for this call: the line of the latest earlier call with the same
+    operation, group and size. Empty if none of these calls has a stack.
     """
     alike = (table.op == table.op[row]) & (table.group == table.group[row])
     alike &= table.bytes_in == table.bytes_in[row]

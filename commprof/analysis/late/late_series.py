@@ -1,9 +1,9 @@
-"""One series of steps in which a rank was late, of a run too short to test whether this is chance.
+"""Finds the one series of steps in which a rank was late, in a run too short for a test of chance.
 
 A rank may be slowed for some time: by another process on its host, by a disk, by heat. Then it is
-late in one series of steps. As the steps of a series belong together, no test of steps can tell the
-series from chance. But the series shows when the rank was slow, and that the rank was not slow
-before or after.
+late in one series of steps. The steps of a series have one common cause, so they count as a single
+observation, and no test can tell one observation from chance. But the series shows when the rank
+was slow, and that the rank was not slow before or after.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from commprof.analysis.late.stragglers import OF_STEP
 
 Floats = npt.NDArray[np.float64]
 
-#: What a series needs at least: number of late steps; fraction of its steps that are late; fraction
-#: of all waiting for the rank that its steps hold.
-_LEAST, _DENSE, _OF_WAITING = 3, 0.75, 0.8
-#: A late step's waiting is at least this part of the longest.
+#: Smallest number of late steps in a series.
+_LEAST = 3
+#: At least this fraction of the steps of a series are late.
+_DENSE = 0.75
+#: Of all waiting for the rank, at least this fraction falls into the steps of the series.
+_OF_WAITING = 0.8
+#: In a late step, the waiting for the rank is at least this fraction of that in its worst step.
 _OF_LONGEST = 0.25
 #: Largest part of all steps that a series may take.
 _LONGEST = 0.75

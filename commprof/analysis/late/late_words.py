@@ -23,7 +23,7 @@ def with_cost(is_late: str, late: _Late, wait_ms: float, world_size: int) -> str
     """Returns the sentence, with what the late rank costs in each step.
 
     Args:
-        is_late: begin of the sentence, such as "rank 3 is late".
+        is_late: beginning of the sentence, such as "rank 3 is late".
         late: ``stragglers.LateRank`` or ``SummaryLateRank``.
         wait_ms: time per step for which one waiting rank waits for the rank, on average.
         world_size: number of ranks.

@@ -178,10 +178,11 @@ def _host(trace: Trace) -> str:
 
 
 def _beyond_its_turn(late: LateRank, seen: MeasuredSteps, step_ns: float) -> LateRank | None:
-    """Returns the late rank without the waiting for its turn; None if hardly any waiting is left.
+    """Returns the late rank, without waiting that a pipeline causes though no rank is late.
 
-    The stages of a pipeline wait for one another though none is late. So if most waiting is for
-    messages, only the time by which the rank's own work is longer than that of the others counts.
+    In a pipeline, each stage waits for messages of other stages. So if most waiting is for
+    messages, the waiting for the rank counts only up to the time by which its own work exceeds the
+    mean of the others. None if this time is less than 2 % of a step.
     """
     if late.rank not in seen.ranks or not _waits_for_messages(seen):
         return late
@@ -213,7 +214,7 @@ def _waits_for_messages(seen: MeasuredSteps) -> bool:
 
 
 def _one_series(waited_for_ns: Floats, numbers: Ints, step_ns: float) -> str:
-    """Returns a clause on the one series of late steps; empty without one.
+    """Returns a clause on the one series of late steps; empty if there is no such series.
 
     ``numbers`` are the steps' numbers in the recording.
     """
@@ -232,5 +233,5 @@ def _few_steps(steps: int, enough: int) -> str:
 
 
 def _lacks_phases(parts: RankParts) -> bool:
-    """True if kernels of a rank's device ran whose phase is not known."""
+    """True if a rank's device ran kernels whose phase is not known."""
     return bool((parts.table("unphased_compute") > 0).any())

@@ -31,7 +31,7 @@ from commprof.units import ns_to_ms
 
 #: Largest number of pairs of lines that are reported for a phase.
 _MOST_PAIRS = 3
-#: Phase, line that issued the operation before, line that issues the next; "" at the begin and at
+#: Phase, line that issued the operation before, line that issues the next; "" at the start and at
 #: the end of a step.
 _Cell: TypeAlias = tuple[str, str, str]
 
@@ -50,7 +50,7 @@ class LongerLines:
     phase: str
     #: Extra time of the whole phase, mean per step.
     phase_ms: float
-    #: Line that issued the operation before, as ``FILE:LINE FUNCTION``; "" at the step's begin.
+    #: Line that issued the operation before, as ``FILE:LINE FUNCTION``; "" at the step's start.
     begin: str
     #: Line that issues the next operation; "" at the step's end.
     end: str
@@ -76,7 +76,7 @@ def longer_lines(rank: int, seen: MeasuredWorld) -> tuple[LongerLines, ...]:
     for phase in PHASES:
         of_phase = [i for i, cell in enumerate(cells) if cell[0] == phase]
         if not of_phase or (len(of_phase) == 1 and "" in cells[of_phase[0]]):
-            continue  # a pair with the begin or end of a step adds no information to the phase
+            continue  # a pair with the start or end of a step adds no information to the phase
         left_ms = phase_ms = float(beyond_the_others(values[:, of_phase].sum(axis=1))[place])
         longer = beyond_the_others(values[:, of_phase])[place]
         for i in np.argsort(-longer)[:_MOST_PAIRS].tolist():
@@ -114,7 +114,7 @@ def _work(trace: Trace, table: Collectives, index: Ints) -> dict[_Cell, float]:
     """Returns the training thread's work by phase and pair of source lines, in ms per step.
 
     A pair is the lines that issued two consecutive operations; an empty string in place of a line
-    stands for the begin or end of the step. Waiting, pauses and run delay do not count as work.
+    stands for the start or end of the step. Waiting, pauses and run delay do not count as work.
     ``index``: numbers of the steps to average.
     """
     steps = columns.steps(trace)

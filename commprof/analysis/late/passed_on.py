@@ -36,7 +36,8 @@ class PassedOn:
     #: column of the rank that caused the most waiting is filled.
     waited_for_ns: Floats
     by_waiting_ns: Floats
-    #: Ranks that are waited for mostly because they themselves waited for that rank.
+    #: Ranks that are waited for mostly because they themselves waited for the rank that caused the
+    #: most waiting.
     through: tuple[int, ...]
 
 

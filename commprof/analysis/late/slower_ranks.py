@@ -40,8 +40,8 @@ class SlowerRanks:
 
     #: Global ranks, at most half of the job.
     ranks: tuple[int, ...]
-    #: Hosts whose ranks these are; empty unless these are all ranks of one or more hosts, and the
-    #: job has further hosts.
+    #: Hosts on which these ranks run. Empty if these hosts also run other ranks of the job, or if
+    #: the job has no other hosts.
     hosts: tuple[str, ...]
     #: One of ``exposure.ORIGINS``: where these ranks exceed the others most. None if unknown.
     phase: str | None
@@ -111,10 +111,10 @@ def slower_ranks(
 
     The ranks' median work is compared. Without a late rank, the slower ranks stand out from the
     spread of the others. Beside a late rank they exceed the others' median by at least half as much
-    as the late rank does. Each of them works longer than the others' median by 2 % of the step in
-    three of four steps. The others wait for them for 2 % of the step or more, which is 60 % or more
-    of all waiting. A rank that waits less than a tenth as long as the one that waits longest does
-    not count among these others.
+    as the late rank does. In at least three of four steps, each of them works longer than the
+    others' median by 2 % of the step or more. The others wait for them for 2 % of the step or more,
+    and this is at least 60 % of all waiting. The mean wait is taken over those ranks that wait at
+    least a tenth as long as the rank that waits longest.
     """
     count = len(work_ns)
     if not work_ns.shape[2] or not steps:
@@ -132,7 +132,7 @@ def slower_ranks(
     if np.quantile(beyond, 1 - OF_STEPS, axis=1).min() < OF_STEP * step_ns:
         return None
     slower = tuple(sorted(ranks[row] for row in rows))
-    # [waiting rank]
+    # By global rank: how long the rank waits for the slower ranks.
     waited_ns = np.array(sum(by_waiting_ns[:, rank] for rank in slower), dtype=np.float64)
     waited_ns[list(slower)] = 0.0
     waiting = are_waiting(waited_ns)
@@ -168,13 +168,14 @@ def _nearly_as_slow(typical_ns: Floats, late: int) -> list[int]:
 
 
 def whole_hosts(members: Collection[int], host_of: Mapping[int, str]) -> tuple[str, ...]:
-    """Returns the hosts whose members these are, if these are all members of one or more hosts.
+    """Returns the hosts on which these ranks or processes run, if nothing else runs on them.
+
+    Empty if one of these hosts also has ranks or processes that are not in ``members``, if the host
+    of a member is not known, or if there are no other hosts.
 
     Args:
         members: numbers of ranks or processes.
-        host_of: host of each of all ranks or processes; "" if it is not known.
-
-    Empty otherwise, and also if a host is not known, or if there are no other hosts.
+        host_of: host of every rank or process of the job; "" if it is not known.
     """
     theirs = {host_of[member] for member in members}
     of_these = sum(host in theirs for host in host_of.values())

@@ -21,14 +21,14 @@ SILENT = {
 }
 
 
-#: By part of a message, the part that the other rank issues.
+#: A message has two parts, a send and a receive. By part: the part that the other rank issues.
 COUNTERPART: Final = {"send": "recv", "recv": "send"}
 #: Backends that run the operations of a communicator one after the other, in the order of issue.
 IN_ORDER: Final = ("nccl", "xccl")
 
 
 class Launch(NamedTuple):
-    """Operations that a backend such as NCCL runs together, after earlier ones of their queue."""
+    """Operations that a backend such as NCCL runs together, after the queue's earlier launches."""
 
     #: The communicator that runs its launches one after the other.
     queue: str
@@ -150,7 +150,8 @@ class Words:
     def missed(self, operation: PendingOperation) -> str:
         """Predicate for a rank that another rank waits for in an operation: "did not arrive at X".
 
-        Of a message, the rank lacks the other part.
+        For a message, the rank is missing its own part: "did not issue the recv for X", where X is
+        the send.
         """
         if operation.op in COUNTERPART:
             part = COUNTERPART[operation.op]

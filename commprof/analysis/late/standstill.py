@@ -129,7 +129,7 @@ def _accused(rank: int, cause: Cause, waits: Mapping[int, Waits], words: Words) 
         return Accused(rank, issued, issued)
     if cause.circle is not None and cause.circle.issued:
         issued = words.operation(cause.circle.of_rank(rank))
-        what = f"issued {issued} before what others issued first"
+        what = f"issued {issued} before the operation that the others issued first"
         return Accused(rank, what, what)
     if cause.circle is not None:
         operation, others = waits[rank][0]
@@ -171,7 +171,8 @@ class _LateRanks:
             for name, group in state.groups.items():
                 self._by_place.setdefault((name, group.rank), []).append(state)
                 self._users.setdefault(name, []).append(state)
-        #: By group, sequence number and group size: states of the late ranks, and these ranks.
+        #: By group, sequence number and group size: states of the ranks that have not issued the
+        #: operation, and the numbers of these ranks.
         self._found: dict[tuple[str, int, int], tuple[list[Standing], tuple[int, ...]]] = {}
         #: By rank, the pending operations that run behind another one; ranks without any are left
         #: out.
@@ -194,7 +195,10 @@ class _LateRanks:
         return tuple(sorted({*late, *behind})) if behind else late
 
     def _behind(self, operation: PendingOperation, issuer: Standing) -> list[int]:
-        """Returns ranks whose part of an operation that could run is behind another operation."""
+        """Returns the ranks that have issued their part of the operation behind another operation.
+
+        On these ranks the operation cannot run yet. Empty if it cannot run on ``issuer`` either.
+        """
         group = issuer.groups.get(operation.group)
         if not self._queued or operation.launch is None or group is None:
             return []
@@ -282,7 +286,7 @@ def find_cause(
 def _unfit(states: Sequence[Standing]) -> Unfit | None:
     """Finds an all-to-all that is pending on all ranks of its group and cannot complete.
 
-    What its ranks send must be what they expect, in bytes over all ranks.
+    It cannot complete if the bytes that its ranks send do not add up to the bytes that they expect.
     """
     pending: dict[tuple[str, int, int], list[PendingOperation]] = {}
     for state in states:

@@ -23,10 +23,11 @@ from commprof.units import ns_to_ms, ns_to_s
 
 Floats = npt.NDArray[np.float64]
 
-#: A slow rank's phase must exceed the others' median in at least this fraction of the steps ...
+#: A rank is slow only if one of its phases exceeds the others' median, by ``OF_STEP``, in at least
+#: this fraction of the steps.
 OF_STEPS = 0.75
-#: ... by at least this fraction of the step. The rank's work of all phases together must do so in
-#: half of the steps: then no other phase makes up for the slow one.
+#: The phase must exceed the others' median by at least this fraction of the step. In half of the
+#: steps, all phases together must do so too: otherwise a faster phase makes up for the slow one.
 OF_STEP = 0.02
 #: If several ranks are slow, the slowest is named if its excess is this many times the next
 #: largest.
@@ -174,7 +175,10 @@ def late_rank(
     step_ns: float,
     clock_error_ns: float,
 ) -> LateRank | None:
-    """Returns the late rank with the cause of its lateness, by all rules; None if none is named.
+    """Returns the late rank with the cause of its lateness; None if no rank is named.
+
+    A rank may be named for the waiting that it causes, or for its own work; see the module's
+    docstring.
 
     Args:
         caused_ns: ``[step, rank, cause]`` as in ``Breakdown``, summed over the ranks that waited.
@@ -311,7 +315,11 @@ def most_waited_for(
     by_waiting_ns: Floats | PairWaits | None,
     least_share: float,
 ) -> LateRank | None:
-    """Returns the rank that caused most waiting, without a test, if this is material; else None."""
+    """Returns the rank that caused the most waiting, without testing whether this is chance.
+
+    None if it caused less than ``least_share`` of the waiting, if the mean wait is less than 2 % of
+    the step, or if errors of the clocks may explain the waiting.
+    """
     steps, ranks = waited_for_ns.shape
     if ranks < 2 or steps == 0 or float(waited_for_ns.sum()) <= 0:
         return None
@@ -442,7 +450,7 @@ def _late_rank(
 
 
 def _independent_blocks(waited_for_ns: Floats, late: LateRank, step_ns: float) -> Floats:
-    """Returns sums over blocks of neighbouring steps; the sums are about independent."""
+    """Returns sums over blocks of neighbouring steps, long enough to be nearly independent."""
     alike = _steps_alike(waited_for_ns, late.rank, OF_STEP * step_ns * late.waiting_ranks)
     return _blocks(waited_for_ns, alike)
 

@@ -166,7 +166,8 @@ class ReplayedCalls:
     latency_ns: Floats | None = None
     #: Number of collectives that run at the same time in each ``Line``.
     workers: int = 1
-    #: The programs of the last replay, prepared with these calls for the next one in C++.
+    #: Cache for replays in C++: the events of the last replay, and the plan that was made from them
+    #: and from these calls. Empty before the first replay.
     _plans: list[tuple[Events, Any]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
@@ -200,11 +201,12 @@ def calls(seen: MeasuredWorld, stretches: Sequence[Sequence[Program]]) -> list[R
 
 
 def _completed(seen: MeasuredWorld, end: Ints, begins: Floats) -> Ints:
-    """Returns when each row was complete, at the latest.
+    """Returns for each row a time at which it was complete at the latest.
 
     If a row's end was not recorded, ``end`` is the end of a wait that did not block, which may come
-    long after the row was complete. Such a row ends with the last row of its collective whose end
-    was recorded; without such a row, it ends where it begins. It never ends later than ``end``.
+    long after the row was complete. The result is then the latest recorded end among the rows of
+    the same collective, or the row's begin if none of these ends was recorded. The result is never
+    later than ``end``.
     """
     exact = joined(seen.tables, "end_is_exact")
     if exact.all():
@@ -333,7 +335,7 @@ def _replayed(
 
 
 def _plan(events: Events, known: ReplayedCalls, steps: int) -> NativePlan:
-    """Prepares a replay, or returns what was prepared for the last one of the same programs."""
+    """Prepares a replay; returns the last replay's plan again if the programs are the same."""
     if known._plans and known._plans[0][0] is events:
         return known._plans[0][1]
     conditions = known.conditions

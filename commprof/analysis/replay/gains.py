@@ -93,8 +93,8 @@ class Gain:
 class Gains:
     """Gains of all replayed changes at one world size, and POP's efficiencies."""
 
-    #: Mean step over steps and ranks, without stalled steps; the next field is the number of these
-    #: steps.
+    #: Mean step over ranks and over the steps that did not stall; the next field is the number of
+    #: steps in this mean.
     step_ms: float
     steps: int
     gains: tuple[Gain, ...]
@@ -428,7 +428,7 @@ class Replays:
             The time of each step; None if the ranks deadlock.
         """
         counted = np.flatnonzero(self.counted)
-        # With recorded times, a late step begins and ends when it really did.
+        # Late steps keep their recorded times, so that each begins and ends when it really did.
         steps = own_ns.copy()
         steps[:, counted[late]] = self.own_ns[:, counted[late]]
         pieces_ns = self._pieces_as_others(place, late)

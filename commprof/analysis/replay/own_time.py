@@ -30,7 +30,7 @@ def apart(exposed: Exposures, first: Ints) -> Exposures:
 
 
 class OwnTimes:
-    """Converts times of ranks to own time: time since the rank's begin, minus its waiting."""
+    """Converts times of ranks to own time: time since the rank's start, minus its waiting."""
 
     def __init__(self, exposed: Exposures, first: Ints, begin_ns: Ints, until_ns: Ints) -> None:
         """Prepares own time.
@@ -43,7 +43,7 @@ class OwnTimes:
         """
         self._exposed, self._first = exposed, first
         self._begin_ns = begin_ns
-        #: Keys that order the times of all ranks, from each rank's begin to its last time.
+        #: Keys that order the times of all ranks, from each rank's start to its last time.
         self.times = RankTimes(begin_ns, until_ns)
         self._key = self.times.key(ranks_of(first), exposed.begin_ns)
         waited = exposed.waited_ns

@@ -43,7 +43,7 @@ ISSUE, WAIT, STAND, MARK = range(4)
 _REDUCE_SCATTER = OPS.index("reduce_scatter_tensor")
 #: Least number of steps of a replay.
 LEAST_STEPS = 5
-#: About this many events of all ranks are wanted in all replayed steps.
+#: As many steps are replayed as hold about this many events, summed over all ranks.
 _MOST_EVENTS = 12_000
 #: Largest number of stretches of replayed steps.
 _MOST_STRETCHES = 4
@@ -60,14 +60,14 @@ class Program:
     """The events of one rank in order; times in ns."""
 
     rank: int
-    #: Begin of the first step, on the common clock.
+    #: Start of the first step, on the common clock.
     begin_ns: int
     #: End of the last step.
     until_ns: int
     #: By event: the rank's own time from ``begin_ns`` to the event.
     own_ns: Floats
     kind: Ints
-    #: ISSUE and WAIT: index of the collective's row over all ranks. MARK: 2 * step for the begin
+    #: ISSUE and WAIT: index of the collective's row over all ranks. MARK: 2 * step for the start
     #: and 2 * step + 1 for the end of a step, where step is an index into the replayed steps.
     row: Ints
     #: WAIT: time at which the thread continued, minus the completion time of the collective. STAND:
@@ -224,7 +224,7 @@ class Programs(Sequence[Program]):
 
     @property
     def begin_ns(self) -> Ints:
-        """Begin of the first step of each rank, on the common clock."""
+        """Start of the first step of each rank, on the common clock."""
         return self.events.begin_ns
 
     def __len__(self) -> int:
@@ -476,7 +476,8 @@ class _Ranks:
         done_rank = rank_of_call[done]
         inside = self._inside(done_rank, done_ns)
         done, done_ns, done_rank = done[inside], done_ns[inside], done_rank[inside]
-        # A stream may wait for a collective before another stream is ready for it.
+        # On a device, a collective is issued when its stream is ready for it. Another stream may
+        # begin to wait for it earlier; the issue is then moved to the begin of this wait.
         issue_ns = self._issue_ns.copy()
         np.minimum.at(issue_ns, row[row >= 0], begun_ns[row >= 0])
         steps = np.tile(np.arange(len(self._step)), len(self._begin_ns))
@@ -491,7 +492,8 @@ class _Ranks:
                 # A wait may begin after its collective was done, especially on a device.
                 (went_on - np.maximum(end_ns, begun_ns))[known],
             ),
-            # The finalisation ended before some of these collectives: it did not wait for them.
+            # Some of these collectives ended after the finalisation, which did not wait for them:
+            # their delay is negative.
             (done_rank, done_ns, WAIT, done, np.minimum(0.0, done_ns - self._end_ns[done])),
             (
                 wait_rank[~known],
@@ -510,7 +512,7 @@ class _Ranks:
         of_parts = [[part[at] for part in parts] for at in (4, 3, 1, 0)]
         del parts
         rank, time_ns, number, extra = (np.concatenate(of_parts.pop()) for _ in range(4))
-        # A step's end comes before the begin of the next step, which has the same time.
+        # A step's end comes before the start of the next step, which has the same time.
         simultaneous = (2 * kind + (kind == MARK) * (1 - number % 2)).astype(np.int8)
         order = np.lexsort((simultaneous, self._own.times.key(rank, time_ns)))
         first = firsts(np.bincount(rank, minlength=len(self._begin_ns)))
@@ -574,7 +576,7 @@ class _Ranks:
         """Returns the rows of buckets for which a finalisation did not wait, and a time in ns each.
 
         A finalisation is the end of a backward pass, where DDP waits for the buckets. The time is
-        the bucket's completion, clipped to the begin and end of the finalisation. Collectives for
+        the bucket's completion, clipped to the start and end of the finalisation. Collectives for
         which the script itself waited are left out. Backward passes of FSDP2 have no finalisation,
         because FSDP2 waits for its collectives earlier in backward.
         """

@@ -219,7 +219,10 @@ def alone(place: int, trace: Trace) -> RankBlock:
 
 
 def _device_rows(trace: Trace) -> int:
-    """Returns the number of a rank's kernels and copies; they count for ``MOST_ROWS`` as calls."""
+    """Returns the number of a rank's kernels and copies.
+
+    In a block, which has at most ``MOST_ROWS`` calls, each of them counts as a call.
+    """
     return 0 if trace.device_activity is None else sum(map(len, trace.device_activity.kinds))
 
 
@@ -387,7 +390,11 @@ def _block(
 
 
 def _helpers_cpu(traces: Sequence[Trace], records: JoinedRecords, delays: Spans) -> Spans:
-    """Returns ``columns.helpers_cpu`` of a block, whose ranks may have different threads."""
+    """Returns ``columns.helpers_cpu`` of a block.
+
+    It is not computed from the block's trace, because ranks of a block may differ in their numbers
+    of intra-op threads.
+    """
     alone = np.array(list(map(columns.has_one_thread, traces)))
     cpu_ns = columns.ints(records.column(Kind.RUN_DELAY, "bytes_out"))
     return replace(delays, key=np.repeat(alone, records.counts(Kind.RUN_DELAY)) * cpu_ns)
@@ -408,7 +415,7 @@ class _Ranks:
         return shifted(spans, -np.repeat(self.shift_ns, count))
 
     def of_block(self, spans: Spans, count: Sequence[int] | Ints) -> Spans:
-        """Returns a table whose threads are those of the block: training threads, and others."""
+        """Returns a table whose thread is ``_TRAINING`` for training threads, else ``_OTHER``."""
         thread = _block_threads(spans.thread, np.repeat(self.threads, count))
         return replace(spans, thread=thread)
 

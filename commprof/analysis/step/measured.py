@@ -104,10 +104,10 @@ def backward_begins(trace: Trace) -> Ints:
     return phases.begin_ns[mine]
 
 
-#: A step counts as warm-up if it is this many robust standard deviations above the later steps'
-#: median ...
+#: A step counts as warm-up only if it is this many robust standard deviations above the later
+#: steps' median.
 _DEVIATIONS = 5.0
-#: ... and if it is also longer than this median by this factor.
+#: A step counts as warm-up only if it is also longer than this median by this factor.
 _LONGER = 1.1
 
 
@@ -300,7 +300,7 @@ def measured_world(
     merged = merged_steps(calls.traces, calls.tables)
     parts = _trained_parts(calls.parts, common_steps(calls.parts), trained, merged)
     signatures = calls.signatures(parts.step)
-    # A profiler's schedule has already left warm-up out.
+    # If another profiler recorded the run, its schedule has already left warm-up out.
     warmup = 0 if recorded[0].is_foreign else count_warmup(slowest_ns(parts), signatures)
     seen = calls.world(parts, warmup, len(merged))
     if watch is not None:

@@ -228,21 +228,21 @@ class SharedCalls:
         self._groups = _in_turn(self._calls, self._calls.taken_stops(), len(traces))
 
     def compared(self, waits: Wait) -> tuple[Stretch, Stretch]:
-        """Finds, for each wait, the times of the waiting rank and of the late rank that explain it.
+        """Returns, for each wait, the stretch of the waiting rank and that of the late rank.
 
-        See :meth:`compared_in_parts`.
+        The wait is explained by comparing the two. See :meth:`compared_in_parts`.
         """
         return next(self.compared_in_parts(waits, [slice(None)]))
 
     def compared_in_parts(
         self, waits: Wait, parts: Iterable[slice]
     ) -> Iterator[tuple[Stretch, Stretch]]:
-        """Finds the times of waiting and late ranks that explain waits, for each part of the waits.
+        """Yields, for each part of the waits, the stretches of waiting ranks and of late ranks.
 
-        The late rank's time ends when it arrives at the call. The waiting rank's time ends when
-        this rank itself arrives at the call, so that both stretches hold the same part of the
+        The late rank's stretch ends when it arrives at the call. The waiting rank's stretch ends
+        when this rank itself arrives at the call, so that both stretches hold the same part of the
         program. For messages, calls with a root, and calls that another thread issued while the
-        rank waited, the waiting rank's time ends when it begins to wait.
+        rank waited, the waiting rank's stretch ends when it begins to wait.
         """
         met_ns = self._met_by_arrival(waits) if self._some_wait.any() else None
         for rows in parts:
@@ -503,8 +503,8 @@ def _stops(
     rank = ranks_of(firsts_of(exposed))[waits]
     row = collective[waits] + first_call[rank]
     del collective
-    # The end of a call is not taken from its wait, because a wait that did not block returns at a
-    # time of its own.
+    # The end of a call is not taken from its wait: a wait that did not block returns later than the
+    # end of the call, by any time.
     known_ns = np.where(joined(tables, "end_is_exact"), joined(tables, "end_ns"), 0)
     of_passes = _passes(traces, tables, buckets, of_call, known_ns)
     number, call_ns = of_call[row], known_ns[row]
@@ -540,7 +540,7 @@ def _passes(
     """Returns five columns with a row for each DDP finalisation; None if there are none.
 
     The columns are the finalisation's rank; the largest index of a call in its backward pass (the
-    same on all ranks; -1 if the pass has no calls); its begin and its end; and the end of the last
+    same on all ranks; -1 if the pass has no calls); its start and its end; and the end of the last
     call of the pass. ``known_ns``: end of each collective of all ranks, 0 if not known. The other
     arguments are as for :func:`_stops`.
     """

@@ -60,10 +60,10 @@ class RankParts(Sequence[Breakdown]):
     """Parts of the steps of all ranks, which have the same steps; one :class:`Breakdown` a rank."""
 
     def __init__(self, blocks: Sequence[Breakdown]) -> None:
-        """``blocks``: of neighbouring ranks, with columns ``[rank, step, ...]``.
+        """Takes blocks of neighbouring ranks, whose columns are ``[rank, step, ...]``.
 
         In ``Breakdown.caused`` of a block, the steps of its ranks are numbered one rank after the
-        other.
+        other: from 0 for the first rank, then on for the next.
         """
         self._blocks = list(blocks)
         self._first = firsts([len(block.wall_ns) for block in blocks])
@@ -160,7 +160,7 @@ class RankParts(Sequence[Breakdown]):
         """Returns the waiting of each rank for each other rank, summed over the chosen steps.
 
         Args:
-            ranks: global rank of each of these ranks.
+            ranks: global rank of each rank in these tables, in order.
             chosen: the steps; None for all.
             without: a cause of waiting that is left out; None for all causes.
         """
@@ -191,14 +191,15 @@ class RankParts(Sequence[Breakdown]):
         return RankParts([map_columns(cut, block) for block in self._blocks])
 
     def in_one_block(self) -> RankParts:
-        """Returns a copy in one block, which keeps no other table in memory."""
+        """Returns a copy in one block; its columns are not views, which would keep tables alive."""
         return RankParts([map_columns(_of_all_ranks, *self._blocks)])
 
     @classmethod
     def joined(cls, windows: list[RankParts]) -> RankParts:
-        """Joins steps that follow one another; ``windows`` of one block each is emptied.
+        """Joins windows of consecutive steps; each window must consist of one block.
 
-        So only one column at a time is in memory twice.
+        Empties ``windows`` and frees each of their columns once it is joined, so that only one
+        column at a time is in memory twice.
         """
         if len(windows) == 1:
             return windows.pop()
@@ -246,7 +247,7 @@ class BlockParts:
     first: Ints
 
     def numbers(self) -> list[Ints]:
-        """Returns the step numbers of each rank; once if they are the same on all ranks."""
+        """Returns the step numbers of each rank; a single entry if they are equal on all ranks."""
         step, count = self.whole.step, np.diff(self.first)
         if len(count) and (count == count[0]).all():
             of_ranks = step.reshape(len(count), -1)
@@ -339,7 +340,7 @@ def _caused_of_windows(parts: Sequence[Caused], length: Sequence[int]) -> Caused
 
 
 def _compact(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Returns a column whose values are all equal, such as NaN or 0, as one value."""
+    """Returns a column; if all values are equal, such as NaN or 0, stores only one of them."""
     if not column.size:
         return column
     values = kept_once(column.reshape(-1))

@@ -31,7 +31,8 @@ from commprof.trace.stretches import Windows, outside, stretches, within
 
 Floats = npt.NDArray[np.float64]
 
-#: Column of ``RankTime.spent`` for waiting for other ranks; the columns before are ``CAUSES``.
+#: Column of ``RankTime.spent`` with the waiting for other ranks. The columns before it are the
+#: entries of ``CAUSES`` before ``UNKNOWN``.
 WAITING = CAUSES.index(UNKNOWN)
 _PAUSED, _NO_CORE, _TRANSFER = map(CAUSES.index, (HOST_PAUSE, NO_CORE, TRANSFER))
 
@@ -102,7 +103,7 @@ class RankTime:
         return spent
 
     def spent_in(self, begin_ns: Ints, end_ns: Ints) -> Iterator[tuple[int, Floats]]:
-        """Yields the columns of :meth:`spent` that are not 0 in all windows, in no order."""
+        """Yields the columns of :meth:`spent` that are not 0 in all windows, in any order."""
         exposed, (first, last) = self._exposed, self._phase_at
         windows = Windows(begin_ns, end_ns)
         delays = [delay.in_windows(windows) for delay in self._delays]

@@ -24,15 +24,17 @@ from commprof.trace.packed import PackedRecords, packed
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind, Records
 
-#: Numbers of calls of all ranks: a run with more calls than the first is long; a window has the
-#: second, and the sample the third.
+#: A run is long if all ranks together have more calls than this.
 LONG_CALLS = 1_000_000
+#: Number of calls of all ranks in a window.
 WINDOW_CALLS = 400_000
+#: Number of calls of all ranks in the sample of steps.
 SAMPLE_CALLS = 250_000
-#: Number of rows (steps times ranks) whose parts are kept; the least number of steps that are kept;
-#: and the number of stretches of these steps.
+#: Number of rows (steps times ranks) whose parts are kept.
 KEPT_ROWS = 1 << 19
+#: The parts of at least this many steps are kept, even if they take more rows.
 KEPT_STEPS = 5000
+#: Number of stretches of kept steps, if not all steps are kept.
 _KEPT_STRETCHES = 64
 #: Number of stretches in the sample, and least number of steps in each.
 _STRETCHES, _FEWEST_STEPS = 5, 8

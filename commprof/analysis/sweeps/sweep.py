@@ -44,7 +44,7 @@ def durations_us(ranks: Sequence[Times], one_clock: bool) -> Floats:
 
 
 def skews_us(ranks: Sequence[Times]) -> Floats:
-    """Returns µs from the earliest to the latest rank's begin, per call; ranks need one clock."""
+    """Returns µs from the earliest to the latest rank's start, per call; ranks need one clock."""
     begin = np.stack([times.begin_ns for times in ranks])
     return np.asarray((begin.max(axis=0) - begin.min(axis=0)) / 1e3)
 
@@ -100,7 +100,7 @@ class SweepRow:
     iterations: int
     """Number of samples."""
     skew_us: float
-    """Median time from the earliest to the latest rank's begin; NaN without a common clock."""
+    """Median time from the earliest to the latest rank's start; NaN without a common clock."""
     samples_us: tuple[float, ...]
     """All samples in the order in which they were measured."""
     round_iterations: tuple[int, ...]
@@ -155,8 +155,8 @@ def make_row(
     """Makes a row from the durations of its samples in each round, in µs.
 
     bus_op: the operation's name in `traffic.bus_factor`. skews: per round, each sample's time from
-    the earliest to the latest rank's begin, in µs; empty without a common clock. wrong, root: as in
-    `SweepRow`.
+    the earliest to the latest rank's start, in µs; empty without a common clock. wrong, root: as
+    in `SweepRow`.
     """
     samples = np.concatenate(list(rounds_us))
     median = float(np.median(samples))

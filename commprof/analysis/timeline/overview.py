@@ -51,7 +51,7 @@ class Window:
     def holds(self, begin_ns: Ints, end_ns: Ints | None = None) -> npt.NDArray[np.bool_]:
         """True for each interval of which a part lies in the window.
 
-        Without ``end_ns``, true for each time at or after the window's begin and before its end.
+        Without ``end_ns``, true for each time at or after the window's start and before its end.
         """
         goes_on = begin_ns >= self.begin_ns
         if end_ns is not None:
@@ -177,7 +177,7 @@ def _unix_offset_ns(metadata: Mapping[str, Any]) -> int:
 
 
 def _window(trace: Trace, steps: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Returns the begin and end of the steps to show, in ns on the rank's own clock.
+    """Returns the start and end of the steps to show, in ns on the rank's own clock.
 
     ``steps``: first and last step; None for all records. Returns None if there is nothing to show.
     """

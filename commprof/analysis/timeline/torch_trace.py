@@ -50,7 +50,7 @@ class TorchTrace:
     rank: int | None
     #: Process ids of the events, if they are numbers: ids of the operating system or of a device.
     pids: frozenset[int]
-    #: Begin of the first event, in µs since ``base_ns``.
+    #: Start of the first event, in µs since ``base_ns``.
     first_us: float
     text: str = field(repr=False)
     #: Position in ``text`` at which the array of events begins.
@@ -218,7 +218,7 @@ def rank_index(view: Overview, trace: TorchTrace) -> int:
 def with_all_of(view: Overview, traces: Sequence[TorchTrace]) -> Overview:
     """Extends the overview's window to every event of these traces.
 
-    Times count from the window's begin, and viewers drop events with negative times.
+    Times count from the window's start, and viewers drop events with negative times.
     """
     begins = [view.window.begin_ns]
     for trace in traces:
@@ -231,7 +231,7 @@ def with_all_of(view: Overview, traces: Sequence[TorchTrace]) -> Overview:
 def torch_events(view: Overview, trace: TorchTrace, number: int) -> Iterator[dict[str, Any]]:
     """Yields the events of which a part lies in the overview's window, with new process ids.
 
-    ``ts`` becomes the time since the begin of the window, in µs. An event that began before the
+    ``ts`` becomes the time since the start of the window, in µs. An event that began before the
     window loses the part before it. Begins and ends are moved alike, so that events which touch or
     lie within each other still do: Perfetto drops an event that ends 1 ns after the one around it
     (``findings/perfetto_drops_slices_that_touch.sh``).
@@ -273,7 +273,7 @@ def torch_events(view: Overview, trace: TorchTrace, number: int) -> Iterator[dic
 
 
 def _has_time(event: dict[str, Any]) -> bool:
-    """False for events that only name something, which viewers use at any time."""
+    """False for metadata events, such as a process's name: they are valid at any time."""
     return event.get("ph") != "M"
 
 
@@ -305,7 +305,7 @@ def _moved(
         pid: new process id.
         rank: rank that the trace belongs to.
         place: index of the event's process among the processes of the trace, from 0.
-        time_ns: new time, since the begin of the window.
+        time_ns: new time, since the start of the window.
         first_arrow: number added to the ids of flow events, which viewers draw as arrows.
     """
     name = event.get("name")

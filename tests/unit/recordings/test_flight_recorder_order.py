@@ -156,7 +156,8 @@ def test_ranks_that_issue_two_groups_in_different_orders_are_told_from_a_stuck_n
         "number 2 of group '0' (GROUP_0) (train.py:16); rank 2 differs from the majority"
     )
     assert found.culprits[0].why == (
-        "rank 2 issued all_reduce number 2 of group '1' (GROUP_1) before what others issued first"
+        "rank 2 issued all_reduce number 2 of group '1' (GROUP_1) before the operation that the "
+        "others issued first"
     )
     alike = diagnosis(write_dumps(tmp_path, *[rank("0", "1")] * 3))
     assert culprits(alike) == ("arrived", [])
