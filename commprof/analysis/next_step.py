@@ -250,7 +250,7 @@ def _balance(world: WorldResult, step: MeanStep) -> str:
     nobody = world.lateness.late_rank is None and evidence.supports(Figure.NOBODY_LATE)
     return (
         f"First balance the work of the ranks: they {waiting}"
-        f"{', and not for a single rank' if nobody else ''}."
+        f"{', and no single rank stands out' if nobody else ''}."
     )
 
 

@@ -92,8 +92,8 @@ def _oversubscription(context: Mapping[str, Any], worlds: Sequence[WorldResult])
     host = "each host" if nodes > 1 else "this host"
     sizes = counted([fact.world_size for fact in over], "rank")
     text = (
-        f"More threads than cores at {sizes}: ranks may use "
-        f"{counted(cores, 'core')} of {host} and each runs {counted(threads, 'thread')}."
+        f"More threads than cores at {sizes}: the ranks of {host} share "
+        f"{counted(cores, 'core')}, and each rank runs {counted(threads, 'thread')}."
     )
     return [f"{text} {worst.caveat}"]
 

@@ -234,7 +234,7 @@ def slower_ranks_of(
 
 
 def _clock_error_ns(parts: Sequence[SummaryPart]) -> float:
-    """Returns the bound on the error of most arrivals; 0 if all ranks share one clock."""
+    """Returns a bound that 95 % of the arrivals' errors keep; 0 if all ranks share one clock."""
     error = merged_histogram(part.summary.arrival_clock_error for part in parts)
     return quantile_ns(error, 0.95) if error.count else 0.0
 

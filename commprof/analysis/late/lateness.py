@@ -39,8 +39,9 @@ from commprof.trace.schema import POINT_TO_POINT, Kind
 from commprof.units import ms_to_ns, us_to_ns
 
 #: In a run of few steps that commprof itself recorded, a rank is named only if the probability that
-#: chance explains its lateness is at most this. With the limit for other tools' recordings, a rank
-#: was named in 2 of 600 schedules without a late rank; with this limit in none.
+#: chance explains its lateness is at most this. In 600 simulated runs without a late rank, the
+#: limit for other tools' recordings (``stragglers.SIGNIFICANCE``) wrongly named a rank in 2 runs,
+#: this limit in none.
 _SIGNIFICANCE_OF_OWN_RUNS = 0.001
 #: A stall is attributed to one rank if the other ranks waited for this rank for at least this
 #: fraction of the stalled step.

@@ -74,7 +74,9 @@ _COLD = 0.15
 class Gain:
     """One change, and the mean step time when the steps are replayed with this change."""
 
-    #: "rank", "phase" (of a rank), "balance", "group", or "communication".
+    #: "rank": one rank is as fast as the others; "phase": it is so in one phase; "balance": all
+    #: ranks take the mean own time; "group": transfers of one process group take no time;
+    #: "communication": no transfer takes time.
     change: str
     #: Global rank; -1 if the change concerns no single rank.
     rank: int

@@ -85,13 +85,16 @@ class _Waits:
 
 @dataclass(frozen=True)
 class _Cells:
-    """Parts of waits, sorted by wait: activities on which the late rank spent more time."""
+    """Activities on which a late rank spent more time than the rank that waited for it.
+
+    Each explains a part of one wait. Sorted by wait.
+    """
 
     #: Row of ``_Waits``.
     wait: Narrow
     cause: npt.NDArray[np.int8]
-    #: Fraction of the wait, or of its part that did not begin on third ranks. The fractions of a
-    #: wait add up to 1.
+    #: Fraction of that part of the wait that began on the late rank itself, which is the whole wait
+    #: in most cases. The fractions of a wait add up to 1.
     share: Floats
 
     @classmethod

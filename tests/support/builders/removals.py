@@ -466,7 +466,7 @@ def _claims(whole: Shown, rest: Shown) -> Iterator[str]:
     if late is not None and (known is None or known.rank != late.rank):
         yield f"rank {late.rank} is accused"
     if late is None and known is not None:
-        for said in ("No single rank", "no single rank stands out", "not for a single rank"):
+        for said in ("No single rank", "no single rank stands out"):
             if said in rest.text:
                 yield f"{said!r} is said of a job in which rank {known.rank} is late"
     if "needs no change" in rest.text and "needs no change" not in whole.text:

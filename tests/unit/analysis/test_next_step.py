@@ -74,7 +74,7 @@ def test_if_ranks_wait_for_one_another_balancing_their_work_is_advised_first(
     found = advised(run(), world(2), transfer, backward=45, wait=30)
     assert found.advice.startswith(
         "First balance the work of the ranks: they wait for one another during 30% of the step, "
-        "and not for a single rank. "
+        "and no single rank stands out. "
         + (
             "To measure on the job"
             if tried

@@ -43,9 +43,9 @@ def test_a_remark_names_world_sizes_with_more_threads_than_cores() -> None:
     (remark,) = said(*worlds, machine=on_cores(2))
     # 3 ms of 30 ms exposed without a core.
     assert remark == (
-        "More threads than cores at 4 and 8 ranks: ranks may use 2 cores of this host and each "
-        "runs 1 thread. At 8 ranks the training thread had no core for 10% of its exposed time, "
-        "although it was ready to run."
+        "More threads than cores at 4 and 8 ranks: the ranks of this host share 2 cores, and each "
+        "rank runs 1 thread. At 8 ranks the training thread had no core for 10% of its exposed "
+        "time, although it was ready to run."
     )
 
 
@@ -80,8 +80,8 @@ def test_large_figures_are_written_without_an_exponent() -> None:
 def test_each_thread_of_a_rank_needs_a_core() -> None:
     (remark,) = said(world(1), machine=on_cores(1), threads_per_rank=2)
     assert remark.startswith(
-        "More threads than cores at 1 rank: ranks may use 1 core of this host and each runs 2 "
-        "threads."
+        "More threads than cores at 1 rank: the ranks of this host share 1 core, and each rank "
+        "runs 2 threads."
     )
     assert said(world(1), machine=on_cores(2), threads_per_rank=2) == []
 
@@ -354,7 +354,7 @@ def test_bytes_in_compression_remarks_are_per_rank_with_a_trace() -> None:
 def test_hardware_threads_do_not_count_as_cores() -> None:
     machine = {**on_cores(4), "usable_core_count": 2}
     (remark,) = said(world(4), machine=machine)
-    assert "ranks may use 2 cores" in remark
+    assert "share 2 cores" in remark
     assert said(world(2), machine=machine) == []
     assert said(world(4), machine=on_cores(4)) == []  # a run that did not count its cores
 
