@@ -101,11 +101,11 @@ class SummaryTiming(FieldGroup):
     #: Event that ends a step: an entry of ``found_steps.SOURCES``; if ranks differ, the least
     #: certain entry.
     steps_end: str
-    #: Median over all steps of all ranks, within 1 %; the next fields are further quantiles.
+    #: Median over all steps of all ranks, within 1 %; the next field is their 95th percentile.
     step_median_ms: float
     step_p95_ms: float
-    #: This and the next fields are exact means over all steps of all ranks; the parts add up to
-    #: ``step_ms``.
+    #: This and the next fields up to ``step_ms`` are exact means over all steps of all ranks; the
+    #: parts add up to ``step_ms``.
     data_ms: float
     forward_ms: float
     backward_ms: float

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from commprof.capture.recorder import Recorder
 
 _PERIOD_S = 1.0
-#: The figures are written again when this many samples, and this fraction of the samples counted at
-#: the last write, have been added. A killed rank loses at most the samples since the last write.
+#: The figures are written again when their samples have grown by at least this number, and by at
+#: least this fraction, since the last write. A killed rank loses the samples since the last write.
 _LEAST_MORE, _FRACTION_MORE = 30, 0.1
 #: NVML's nvmlClocksEventReason bits that mean that the clock is slower than the load demands.
 LIMITS = {

@@ -56,7 +56,7 @@ class Lateness(FieldGroup):
     #: Waiting per rank and cause; adds up to ``WorldResult.parts.wait_ms``. Empty if arrivals are
     #: not known.
     wait_costs: tuple[WaitCost, ...] = ()
-    #: None if the kernel's counters show no phase that is longer on one rank than on the others.
+    #: None if the Linux kernel's counters show no phase that is longer on one rank than on others.
     longer_phase: LongerPhase | None = None
     #: Lines of the script between which the late rank's phases take longer; empty without stacks.
     longer_lines: tuple[LongerLines, ...] = ()

@@ -48,7 +48,7 @@ class SlowerRanks:
     #: The least excess of one of these ranks over the median of the others. A rank's excess is
     #: averaged over the steps as ``average`` says.
     longer_ms: float
-    #: "median", or "mean" in always-on mode, which keeps no single steps.
+    #: "median", or "mean" in always-on mode, which does not keep single steps.
     average: str
     #: Time per step for which a rank waits for these ranks: mean over the ``waiting_ranks`` ranks
     #: that wait for them.

@@ -497,9 +497,9 @@ def _chance(waited_for_ns: npt.NDArray[np.float64], most_ns: float) -> float:
     return (exceeded + 1) / (_PERMUTATIONS + 1)
 
 
-#: Chernoff's bound is tried at these exponents, divided by the largest value of all rows.
+#: Values of t for which :func:`_is_beyond` computes Chernoff's bound; unit: 1 / largest waiting.
 _EXPONENTS = 2.0 ** np.arange(-2, 8)
-#: If the probability that a permutation reaches the waiting is below this, no permutation is tried.
+#: If any of the permutations reaches the waiting with at most this probability, none is tried.
 _NEVER = 1e-12
 
 

@@ -149,7 +149,8 @@ class ReplayedCalls:
 
     #: The conditions on which at least one row of the replayed steps depends.
     conditions: Sequence[Condition]
-    #: Previous row in the group on the same rank, which must be complete; -1 for none.
+    #: Previous row in the group on the same rank; a row begins only once its previous row is
+    #: complete. -1 for none.
     before: Ints
     issue_ns: Ints
     #: Time to completion, from when the condition holds and the previous row is complete.

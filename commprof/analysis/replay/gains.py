@@ -60,7 +60,7 @@ Floats = npt.NDArray[np.float64]
 _MOST_RANKS = 3
 #: At most this many groups are tried: those with the most collectives.
 _MOST_GROUPS = 3
-#: A rank or phase is tried if it would save at least this fraction of the own time.
+#: A rank or phase is tried if it would save at least this fraction of the largest own time.
 _LEAST_SHARE = 0.005
 #: The first replayed step does not count if the times at which the ranks begin it differ by more
 #: than this fraction of a step.

@@ -217,9 +217,9 @@ def _shared(table: Collectives, buckets: Ints, span: Spans, blocked_ns: Ints) ->
 def _copy_ns_per_byte(end_ns: Ints, copied: Floats, blocked_ns: Ints, slowest: Floats) -> Floats:
     """Returns the copy time in ns per byte at which DDP's loop waits ``blocked_ns`` in total.
 
-    The loop's total waiting is the largest ``end_ns - time_per_byte * copied`` of all buckets, see
-    :func:`_shared`, whose arrays these are. The result is between 0 and ``slowest``, the time per
-    byte if copying took the whole finalisation.
+    The loop's total waiting is the largest ``end_ns - time_per_byte * copied`` of all buckets. The
+    arguments are arrays of :func:`_shared`, which explains this. The result is between 0 and
+    ``slowest``, the time per byte if copying took the whole finalisation.
     """
     early = end_ns - blocked_ns[:, np.newaxis]
     limits = np.broadcast_to(slowest[:, np.newaxis], end_ns.shape).copy()

@@ -213,8 +213,8 @@ class MeasuredSteps:
     def on_host(self) -> list[Trace]:
         """Traces whose steps and phases are those of the host's threads, with cached tables.
 
-        These are ``traces``, if none of them is on a device's timeline: such a trace has other
-        phases, and may lack steps.
+        These are ``traces``, or, if one of them is on a device's timeline, ``recorded``: on a
+        device's timeline phases are those of the device, and steps may be missing.
         """
         on_device = any(map(has_device_times, self.recorded))
         return self.recorded if on_device else self.traces

@@ -7,10 +7,10 @@ import numpy.typing as npt
 
 from commprof.analysis.step.breakdown import Floats
 
-#: A step stalled if it took longer than this many median steps ...
+#: A step stalled only if it took longer than this many median steps.
 _STALLED = 10.0
-#: ... and if at most this fraction of the steps, or a single step, is so long. If more steps are so
-#: long, they are normal for the job.
+#: Steps stalled only if at most this fraction of all steps, or a single step, took so long. If more
+#: steps do, such steps are normal for the job.
 _RARE = 0.05
 
 

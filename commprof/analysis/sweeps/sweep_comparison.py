@@ -108,7 +108,7 @@ def compare_sweeps(first: SweepResult, second: SweepResult) -> SweepComparison:
 
 
 def round_medians(row: SweepRow) -> list[float]:
-    """Median time of each round in us; the Mann-Whitney test compares these medians.
+    """Median time of each round in µs; the Mann-Whitney test compares these medians.
 
     The test does not compare samples, because samples that follow each other are correlated. Rounds
     are separated in time, and each has its own process group and buffers, except that a

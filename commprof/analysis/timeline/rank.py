@@ -39,7 +39,7 @@ class Track:
     label: list[str]
     #: Further facts on each slice, by name.
     facts: Mapping[str, Column] = field(default_factory=dict)
-    #: Arrows between ranks; None for other tracks than collectives.
+    #: Arrows between ranks; None for tracks other than that of collectives.
     flows: Flows | None = None
 
     def __len__(self) -> int:
