@@ -164,8 +164,8 @@ def late_rank_of(
 
     Returns None if there is no such rank, if the waits of half of the ranks or more are missing or
     cannot be compared, see :func:`_comparable`, or if the rank itself has no figures. Also
-    returns None if the cause is unclear: neither a single phase nor pauses account for at least
-    half of the rank's total excess of time, see :func:`_slow_phase`, or the excess is less than
+    returns None if the cause is unclear: if neither a single phase nor pauses account for at least
+    half of the rank's total excess of time (see :func:`_slow_phase`), or if this total is less than
     half of the waiting.
 
     If no rank is found, waiting for a rank that came late because it waited itself is counted for

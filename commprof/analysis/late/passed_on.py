@@ -2,9 +2,8 @@
 
 Rank A is late in one group. Rank B waits for A, and is therefore late in another group, where rank
 C waits for B. Always-on mode keeps only sums of waiting over many steps, which do not show which
-wait caused which. The sums suffice if B's own work takes no longer than the work of others: the
-part of B's lateness that B's own work does not explain was passed on, but at most as much as B
-itself waited.
+wait caused which. But the sums bound what B passed on: the part of B's lateness that extra work of
+B does not explain, and at most as much as B itself waited.
 """
 
 from __future__ import annotations

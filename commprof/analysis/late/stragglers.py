@@ -265,8 +265,9 @@ def find_late_rank(
     less than half of the steps. Correlated neighbouring steps are shuffled together (Bayley and
     Hammersley 1946), because a rank may be late in one long series of steps, for example while
     another process uses its core. If only some ranks wait for the rank, two probabilities are
-    computed, among all ranks and among these ranks only, and the larger one counts: of two ranks
-    that only wait for each other, one is last in each step, even if the job has many other ranks.
+    computed: among all ranks, and among the rank and those that wait for it. The larger one counts:
+    of two ranks that only wait for each other, one is last in each step by chance, however many
+    other ranks the job has.
     """
     late = most_waited_for(waited_for_ns, step_ns, clock_error_ns, by_waiting_ns, least_share)
     if late is None:
@@ -508,8 +509,8 @@ def _is_beyond(waited_for_ns: Floats, most_ns: float) -> bool:
 
     The sum of one rank in a permutation is a sum of independent values, one drawn from each row. By
     Chernoff's bound it reaches ``most_ns`` with a probability of at most the product over the rows
-    of mean(exp(t value)), divided by exp(t most_ns), for any t > 0; and any rank does so with a
-    probability of at most this times the number of ranks.
+    of mean(exp(t value)), divided by exp(t most_ns), for any t > 0. The probability that any of the
+    ranks does so is at most the number of ranks times as high.
     """
     largest, ranks = float(waited_for_ns.max(initial=0.0)), waited_for_ns.shape[1]
     if not largest > 0:

@@ -15,10 +15,10 @@ form two groups, the rank is taken to be late in all of them or in none.
 The replay of a late step would be too long, because the delay changed more than the rank's own
 time: a transfer takes longer while one of its ranks computes, and a rank's caches are cold after a
 long wait. The delay also changed the next step, which the ranks begin at different times. So a late
-step, and the step after it, gets the replayed time of a step that is not late, plus the own work
-that the other ranks do beyond what they do in steps that are not late. If this addition is small,
-it may be an effect of the waiting; then only the share of it that correlates with the rank's own
-work counts.
+step, and the step after it, gets the replayed time of a step that is not late. Added to it is the
+extra own work of the other ranks: their mean in these steps minus their mean in the steps that are
+not late. If this addition is small, it may be an effect of the waiting; then only the share of it
+that correlates with the rank's own work counts.
 
 A part of the own time is run delay: the training thread waits for a core, which other threads of
 the rank's process may use. While gloo's threads exchange buckets, the training thread of the rank

@@ -539,10 +539,12 @@ def _passes(
 ) -> tuple[Ints, Ints, Ints, Ints, Ints] | None:
     """Returns five columns with a row for each DDP finalisation; None if there are none.
 
-    The columns are the finalisation's rank; the largest index of a call in its backward pass (the
-    same on all ranks; -1 if the pass has no calls); its start and its end; and the end of the last
-    call of the pass. ``known_ns``: end of each collective of all ranks, 0 if not known. The other
-    arguments are as for :func:`_stops`.
+    The columns are: the finalisation's rank; the largest index of a call in its backward pass (the
+    same on all ranks; -1 if the pass has no calls); the finalisation's start; the finalisation's
+    end; the end of the last call of the pass.
+
+    ``known_ns``: end of each collective of all ranks, 0 if not known. The other arguments are as
+    for :func:`_stops`.
     """
     passes = tables_of(traces, columns.finalizations)
     first_pass = firsts_of(passes)

@@ -14,9 +14,10 @@ The part t / (t + o) of the wait began on third ranks that the late rank waited 
 distributed over the late rank's waits in its interval, and these are traced back in turn.
 The remaining part is distributed over the late rank's other activities (phases, pauses, time
 without a core, transfers) that took longer than on the waiting rank, in proportion to the extra
-time. So the causes of every wait add up to the wait exactly. If the two ranks have not met before,
-or if the extra times add up to less than a hundredth of the wait, because the late rank was behind
-when they met, that part is attributed to the late rank with an unknown cause.
+time. So the causes of every wait add up to the wait exactly. In two cases the remaining part is
+attributed to the late rank with an unknown cause: if the two ranks have not met before, or if the
+extra times add up to less than a hundredth of the wait. In the second case, the late rank was
+behind already when they met.
 
 (Delay costs of Boehme et al., "Identifying the Root Causes of Wait States in Large-Scale Parallel
 Applications", ACM TOPC 3:2, with stretches of time instead of call paths.)

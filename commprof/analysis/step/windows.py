@@ -1,11 +1,13 @@
 """Windows of steps: a long run is read a stretch at a time, so that memory hardly grows with it.
 
 A run with more than ``LONG_CALLS`` calls is analysed in windows of whole steps, the same on all
-ranks; each window holds further records at both ends, because a step may wait for work of earlier
-steps, and its calls may end in the next step. Parts of steps, waits and their causes come from all
-windows. Figures that need all calls at once, such as medians over the calls of a kind, come from a
-sample of steps: stretches that are spread evenly over the measured steps. If there are too many
-steps to keep a row for each, rows are kept for a larger sample of 64 such stretches.
+ranks. Each window also holds records of the steps before and after it, because a step may wait for
+work of earlier steps, and its calls may end in the next step.
+
+Parts of steps, waits and their causes come from all windows. Figures that need all calls at once,
+such as medians over the calls of a kind, come from a sample of steps: stretches that are spread
+evenly over the measured steps. If there are too many steps to keep a row for each, rows are kept
+for a larger sample of 64 such stretches.
 """
 
 from __future__ import annotations
