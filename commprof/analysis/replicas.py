@@ -37,7 +37,7 @@ def times_started(context: Mapping[str, Any]) -> str:
     """Returns a short text on replicas that were started again; empty if none was."""
     lives: Sequence[Mapping[str, Any]] = context.get("replicas") or ()
     again = [
-        f"replica {_name(own[-1])} (started {len(own)} times)"
+        f"replica {_name(own[-1])} ({len(own)} starts)"
         for number in dict.fromkeys(life["replica"] for life in lives)
         if len(own := [life for life in lives if life["replica"] == number]) > 1
     ]
