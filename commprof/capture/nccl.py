@@ -55,7 +55,8 @@ def set_up() -> str:
     module = _module(str(getattr(version, "__version__", "")))
     off = os.environ.get(LEVEL_VARIABLE) == "off" or os.environ.get(NATIVE_VARIABLE) == "0"
     if off or not may_use_nccl or not _usable(module) or _forbids_all(users):
-        # commprof's plugin for programs without torch must go: it would open this rank's trace
+        # The variable must not keep commprof's plugin for programs without torch: that plugin would
+        # write to this rank's trace file.
         if _is_ours(os.environ.get(PLUGIN_VARIABLE, "")):
             del os.environ[PLUGIN_VARIABLE]
             if users:

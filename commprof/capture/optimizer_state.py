@@ -1,7 +1,8 @@
 """Distinguishes updates from an optimizer's steps that only create the optimizer's state.
 
-``torch.distributed.checkpoint`` steps an optimizer without state, with gradients and learning rate
-0, when a script asks for the optimizer's state before it trains. The optimizer's step hooks run
+If a script asks for an optimizer's state before it trains, ``torch.distributed.checkpoint`` sets
+the gradients and the learning rate to 0 and steps the optimizer, so that it creates its state. The
+optimizer's step hooks run in this step, too
 (``findings/optimizer_state_dict_trains_before_the_first_step.sh``).
 """
 
@@ -10,14 +11,14 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
-#: Module and function of torch that make such a step.
+#: Module and function of torch that step an optimizer only to create its state.
 _MODULE, _MAKER = "torch.distributed.checkpoint.state_dict", "_init_optim_state"
 #: Largest number of calls between that function and a hook of the step.
 _MOST_CALLS_BETWEEN = 6
 
 
 def makes_state() -> bool:
-    """True if a step's hook calls this, and the step only creates the optimizer's state."""
+    """Called in an optimizer's step hook: True if the step only creates the optimizer's state."""
     maker = getattr(sys.modules.get(_MODULE), _MAKER, None)
     code = getattr(maker, "__code__", None)
     if code is None:

@@ -111,7 +111,9 @@ class PythonBucketHook:
         return mean
 
     def _bracket_finalize(self) -> int:
-        """Records when DDP finalises the pass, as ``csrc/torch/capture/ddp/finalize.h`` does.
+        """Records when DDP finalises the current backward pass.
+
+        ``csrc/torch/capture/ddp/finalize.h`` does the same in the native module.
 
         Returns:
             The id of the backward pass (autograd's graph task); -1 outside of one.
@@ -134,9 +136,9 @@ class PythonBucketHook:
 
 
 class ManualFinalize:
-    """Records finalisations that the script makes itself.
+    """Records when a script calls ``ddp.finalize_backward()``, which finalises a backward pass.
 
-    Its methods have the names of functions of the native module, and are called in their place.
+    The methods have the names of functions of the native module, and are called in their place.
     """
 
     def __init__(self, recorder: Any) -> None:
@@ -159,7 +161,7 @@ class ManualFinalize:
 
 
 def _size_bytes(buffer: torch.Tensor) -> int:
-    """Returns the bytes of a tensor, or of a sparse tensor's indices and values.
+    """Returns the size in bytes of a tensor; of a sparse tensor, that of its indices and values.
 
     ``nbytes`` of a sparse tensor raises.
     """

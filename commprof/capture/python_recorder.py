@@ -66,7 +66,11 @@ class PythonMarker:
             self._open.depth += 1
 
     def end(self, samples: int = 0) -> None:
-        """Ends the phase; the outermost phase is recorded, with its own and all inner samples."""
+        """Ends the phase; only the outermost phase is recorded.
+
+        ``samples``: number of samples read in the phase. The outermost phase is recorded with the
+        sum of its own number and those of all phases inside it.
+        """
         self._open.samples = min(self._open.samples + samples, SAMPLES_UNKNOWN)
         if self._open.marker is not self:
             return

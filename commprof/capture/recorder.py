@@ -96,7 +96,10 @@ class Recorder(Protocol):
         ...
 
     def set_stacks(self, on: bool, most: int = 0) -> None:
-        """Sets whether the Python caller of each operation is recorded."""
+        """Sets whether the Python caller of each operation is recorded.
+
+        ``most``: number of operations, from now on, whose caller is recorded; 0: all.
+        """
         ...
 
     def PhaseMarker(self, phase: int) -> Marker:

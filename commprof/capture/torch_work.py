@@ -78,12 +78,13 @@ _FUNCTIONS: tuple[tuple[str, Any, str, Callable[..., bool]], ...] = (
     ("saves", _opener("buffer"), "__exit__", _on_main_thread),
     ("loader_worker_starts", _workers, "__init__", _always),
     ("loader_worker_stops", _workers, "_shutdown_workers", _always),
-    # The function of backward passes that runs the engine; AutoPhases replaces backward itself.
+    # The function by which backward passes run autograd's engine. AutoPhases replaces ``backward``.
     ("anomaly_backwards", torch.autograd, "_engine_run_backward", _finds_anomalies),
 )
 #: The same for functions of modules that this module does not import, because most scripts do not
-#: use them: key, module, class ("" for a function of the module) and name. The first of two rows
-#: with one key is of FSDP2, the second of FSDP1, whose function of forward does more than gather.
+#: use them: key, module, class ("" for a function of the module) and name. Of two rows with one key,
+#: the first is for FSDP2, the second for FSDP1. FSDP1 has no row for the gathers of forward: its
+#: function for them also does other work.
 _LATER: tuple[tuple[str, str, str, str], ...] = (
     ("fsdp_reductions", f"{_FSDP}._fully_shard._fsdp_param_group", "", "foreach_reduce"),
     ("fsdp_reductions", f"{_FSDP}._runtime_utils", "", "_reduce_grad"),

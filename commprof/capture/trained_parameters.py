@@ -1,7 +1,7 @@
 """Which parameters this rank trains, and a warning if it exchanges no gradients of them.
 
-The first updates of the optimizers tell which parameters are trained. Their bytes go into the
-trace, where the report compares them with what was exchanged. If no DDP model reduces them, and
+The first updates of the optimizers tell which parameters are trained. Their total size goes into
+the trace, and the report compares it with what was exchanged. If no DDP model reduces them, and
 they are no shards, a thread then reads this rank's own trace once. If the rank has computed and
 applied gradients and exchanged none of them, one rank of the job says so on stderr.
 
@@ -154,7 +154,9 @@ class TrainedParameters:
         return unchanged
 
     def _write(self) -> bool:
-        """Writes the bytes of the trained parameters into the trace, in place of earlier ones.
+        """Writes the size in bytes of the trained parameters into the trace.
+
+        In the trace's metadata, it replaces the size that an earlier call wrote.
 
         Returns True if neither DDP nor shards show that gradients are exchanged.
         """
@@ -209,7 +211,10 @@ class TrainedParameters:
 
 
 def _models_with(models: list[dict[int, int]], by_update: list[set[int]]) -> list[list[int]]:
-    """Per update: indices of the models that hold any of its parameters; empty if too many."""
+    """Returns, for each update, the indices of the models that hold any of its parameters.
+
+    Empty if there are more than ``MOST_MODELS`` models.
+    """
     if len(models) > MOST_MODELS:
         return []
     return [
@@ -219,9 +224,9 @@ def _models_with(models: list[dict[int, int]], by_update: list[set[int]]) -> lis
 
 
 def untrained_modules(model: DistributedDataParallel, trained: set[int]) -> list[str]:
-    """Names of the outermost modules whose reduced parameters are all untrained.
+    """Names of the outermost modules of which DDP reduces only parameters that are not trained.
 
-    Empty if these modules do not hold all untrained parameters.
+    Empty if some untrained parameter is in none of these modules.
 
     Args:
         model: a DDP model, whose inner model gives the names.
@@ -244,7 +249,7 @@ def untrained_modules(model: DistributedDataParallel, trained: set[int]) -> list
 def _other_libraries() -> list[str]:
     """Returns the names of the loaded libraries that communicate outside of torch.distributed."""
     found = {name for module, name in _OTHER_LIBRARIES.items() if module in sys.modules}
-    # torch imports this module even if no job uses it
+    # torch imports this module even if the job does not use it
     rpc = sys.modules.get("torch.distributed.rpc.api")
     if rpc is not None and getattr(rpc, "_is_current_rpc_agent_set", bool)():
         found.add("torch.distributed.rpc")
@@ -252,7 +257,7 @@ def _other_libraries() -> list[str]:
 
 
 def _bytes(parameter: torch.Tensor) -> int:
-    """Returns the bytes of the part of a parameter that is on this rank."""
+    """Returns the size in bytes of the part of a parameter that is on this rank."""
     own = getattr(parameter, "_local_tensor", parameter)
     return int(own.numel()) * int(own.element_size())
 

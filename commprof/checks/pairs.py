@@ -21,9 +21,9 @@ _ALL_PAIRS = 16
 _PINGS = 30
 _BLOCKS = 4
 _BLOCK_BYTES = 4_000_000
-#: A link is named if its latency or bandwidth is this many times worse than the median. The second
-#: number: a latency must also exceed the median by this many microseconds.
+#: A link is named if its latency or bandwidth is this many times worse than the median.
 _WORSE = 3.0
+#: To be named for its latency, a link must also exceed the median by this many microseconds.
 _WORSE_US = 50.0
 
 

@@ -98,7 +98,7 @@ def parse_share(text: str) -> float:
     return float(match[1]) / (100 if match[2] else 1)
 
 
-#: Exit code if a step became slower than allowed.
+#: Exit code if the second result is slower than ``--fail-above`` allows.
 SLOWER = 1
 
 
@@ -139,7 +139,8 @@ def _analysed(run: Path) -> tuple[RunResult, tuple[WorldDetail, ...]]:
     result, details = analyse_in_detail(run, steps_only=True)
     for detail in details:
         if not result.in_turns:
-            detail.drawn.in_flight()  # needs the records; the comparison uses the result
+            # Computed and kept now: the comparison needs these times, and they need the records.
+            detail.drawn.in_flight()
         detail.drawn.drop_records()
     return_free_memory()
     return result, details

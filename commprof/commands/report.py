@@ -153,7 +153,10 @@ def _write_folder(args: argparse.Namespace, folder: Path, has_steps: bool) -> in
 
 
 def _of_other_tool(path: Path) -> Callable[[argparse.Namespace], str | bytes] | None:
-    """Returns the function that reports on files without steps; None for other files."""
+    """Returns the function that reports on the path's files, if these hold no training steps.
+
+    Such files are dumps of Flight Recorder and logs of NCCL Inspector. For others, returns None.
+    """
     if is_flight_recorder(path):
         return _hang
     return _inspector if is_inspector(path) else None

@@ -146,7 +146,8 @@ def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
     """Returns the content of a trace's first block.
 
     Args:
-        ring_prefix: path of the ring files up to their number; unused by pure-Python capture.
+        ring_prefix: path of the files that hold the threads' ring buffers, up to the number in the
+            file names; unused if the native module is missing.
         extra: metadata that the script gave to ``profile``.
 
     Raises:

@@ -31,7 +31,8 @@ _LATER_S = 0.1
 _LOOKS = 100
 #: Largest number of hosts that send their arrivals to the same host in the tree of hosts.
 _CHILDREN = 16
-#: Hosts that take the root's place, in this order, if it does not answer.
+#: Hosts that take the place of the tree's root, in this order, if the root does not answer. Hosts
+#: are numbered from 1, and host 1 is the root.
 _STAND_INS = (2, 3)
 
 
