@@ -35,7 +35,7 @@ def reduced(ddp: DistributedDataParallel) -> list[Named]:
 
 
 def made_with_bytes(ddp: DistributedDataParallel) -> int | None:
-    """Returns the bytes of the parameters that DDP's reducer was made with; None if not known.
+    """Returns the total size of the parameters that DDP's reducer was made with; None if not known.
 
     A parameter that was frozen at that time is never reduced, though :func:`reduced` returns it
     once it is unfrozen.

@@ -223,7 +223,10 @@ def _fields(kind: Any) -> dict[str, tuple[Shape, bool]]:
 
 
 def _is_plain(value: object, shape: Shape) -> bool:
-    """Tests cheaply; True is certain. Most values in metadata and summaries pass this test."""
+    """Cheap test: True if the value surely has the shape; if False, ``checked`` looks closer.
+
+    Most values in metadata and summaries pass this test.
+    """
     if shape is str or shape is list:
         return type(value) is shape
     return shape is int and type(value) is int and 0 <= value < 2**63

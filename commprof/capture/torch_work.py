@@ -82,9 +82,9 @@ _FUNCTIONS: tuple[tuple[str, Any, str, Callable[..., bool]], ...] = (
     ("anomaly_backwards", torch.autograd, "_engine_run_backward", _finds_anomalies),
 )
 #: The same for functions of modules that this module does not import, because most scripts do not
-#: use them: key, module, class ("" for a function of the module) and name. Of two rows with one key,
-#: the first is for FSDP2, the second for FSDP1. FSDP1 has no row for the gathers of forward: its
-#: function for them also does other work.
+#: use them: key, module, class ("" for a function of the module) and name. Of two rows that have
+#: one key, the first is for FSDP2, the second for FSDP1. FSDP1 has no row for the gathers of
+#: forward: its function for them also does other work.
 _LATER: tuple[tuple[str, str, str, str], ...] = (
     ("fsdp_reductions", f"{_FSDP}._fully_shard._fsdp_param_group", "", "foreach_reduce"),
     ("fsdp_reductions", f"{_FSDP}._runtime_utils", "", "_reduce_grad"),

@@ -74,8 +74,8 @@ class HookCost:
     ranks_per_core: float
     bucket_bytes: tuple[float, float]
     #: Extra time of a rank's own work due to the compressor, divided by the bytes of all gradients;
-    #: below 0 if plain all-reduces slow compute down more than the compressor does. NaN without a
-    #: similar run that has no hook.
+    #: below 0 if plain all-reduces slow compute down more than the compressor does. NaN if no
+    #: similar run without a hook was recorded.
     compute_s_per_byte: float = math.nan
     #: True if ranks first add up gradients within their host, and hosts then exchange only the
     #: sums. In this case, ``reduce`` holds all processor time, ``payload_ratio`` refers to a

@@ -24,9 +24,10 @@ _ROUNDS = 12
 #: Least number of different x in a piece.
 LEAST_PER_PIECE = 3
 MOST_PIECES = 3
-#: Up to this number of different x, ``find_breaks`` tries a break between any two neighbours, and
-#: each fit with one x left out calls ``find_breaks`` again. The time of a call grows with a high
-#: power of this number.
+#: Up to this number of different x, ``find_breaks`` tries a break between any two neighbours; if
+#: there are more, it tries some places only. ``fit.py`` leaves out one x after the other for the
+#: held-out errors, and calls ``find_breaks`` each time if there are not more x than this. The time
+#: of a call grows with a high power of the number of x.
 MOST_SIZES = 70
 #: Residuals below this do not justify another piece.
 _FINEST = 1e-3

@@ -140,7 +140,7 @@ def _curve(
     low, high = percentile_interval(drawn)
     least = beta * float(x.min()) / 2
     latency = (float(low[0]), float(high[0]))
-    if alpha <= least:  # no bucket shows the latency: any up to ``least`` fits
+    if alpha <= least:  # no bucket shows the latency: any value up to ``least`` fits
         latency = (0.0, least)
         drawn = [(least * (i + 0.5) / len(drawn), b) for i, (_, b) in enumerate(drawn)]
     pieces = tuple(

@@ -23,9 +23,11 @@ from commprof.forecast.sharded.steps import ShardedSteps, passes_of
 from commprof.stats.intervals import student_t_quantile
 from commprof.text import counted
 
-#: ``margin_of`` adds ``_WEIGHT`` errors of this size: the root mean square error of predictions of
-#: random jobs, from benchmarks/results/predictions/predict_intervals.jsonl.
-_TYPICAL, _WEIGHT = 0.04, 2
+#: Root mean square error of predictions of random jobs, from
+#: benchmarks/results/predictions/predict_intervals.jsonl.
+_TYPICAL = 0.04
+#: Number of errors of size ``_TYPICAL`` that ``margin_of`` adds to the errors of the checks.
+_WEIGHT = 2
 #: Fields of ``HeldOutCheck`` with answers that need no model.
 TRIVIAL = ("as_is_s", "perfect_overlap_s")
 #: A model is clearly better if its mean error is at most this share of the trivial answer's.
@@ -47,7 +49,8 @@ class HeldOutCheck:
     #: Step times of ideal models: no overlap, and perfect overlap.
     no_overlap_s: float
     perfect_overlap_s: float
-    #: Median step of the run that the replay was made from: "as it is now".
+    #: Median step time of the run that the replay was made from. As an answer, it means that the
+    #: other setting changes nothing.
     as_is_s: float = math.nan
 
     @property

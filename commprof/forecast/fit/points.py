@@ -97,7 +97,10 @@ class _Spread:
     usable_cores: float
 
     def placed(self, point: Point) -> Point:
-        """Returns the point with the link and the ranks per core of its group of first ranks."""
+        """Returns the point with its link class and its ranks per core.
+
+        The point's ranks are the job's first ones.
+        """
         if self.rank_hosts:
             together = max(Counter(self.rank_hosts[: point.ranks]).values())
         else:

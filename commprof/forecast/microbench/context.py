@@ -63,7 +63,7 @@ def context(
 
 
 def _loops(plan: BenchPlan) -> str:
-    """Returns the language, or languages, of the loops; hooks and overlap are sampled in Python."""
+    """Returns the languages of the loops that take the samples; for hooks and overlap, Python."""
     may_be_native = plan.backend != "nccl" and not plan.overlap
     hooks = {op.startswith(HOOK_PREFIX) for op in plan.ops}
     return " and ".join(sorted({loop_language(may_be_native and not each) for each in hooks}))

@@ -163,7 +163,7 @@ class _Runner:
         return len(set(self._clocks[:world_size])) == 1
 
     def _gathered(self, own: list[Any]) -> list[list[Any]]:
-        """Returns the lists of all ranks on rank 0, and a None per rank on the other ranks."""
+        """On rank 0, returns every rank's list; on the other ranks, None for each rank."""
         gathered: list[Any] = [None] * dist.get_world_size()
         dist.gather_object(own, gathered if self._rank == 0 else None)
         return gathered

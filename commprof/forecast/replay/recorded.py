@@ -163,7 +163,10 @@ def compute_by_batch(recorded: Sequence[RecordedJob], base: RecordedSteps) -> Li
 
 
 def batches(recorded: Sequence[RecordedJob], base: RecordedSteps) -> tuple[float, float]:
-    """Returns least and most samples per rank in ``compute_by_batch``'s fit; 0, inf if unknown."""
+    """Returns the smallest and largest number of samples per rank in ``compute_by_batch``'s fit.
+
+    Returns 0 and infinity if no such number is known.
+    """
     sizes = [schedule.batch.per_rank for schedule in _alike(recorded, base)]
     return (min(sizes), max(sizes)) if sizes else (0.0, math.inf)
 
