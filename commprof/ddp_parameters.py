@@ -20,8 +20,8 @@ Named = tuple[str, torch.nn.Parameter]
 def reduced(ddp: DistributedDataParallel) -> list[Named]:
     """Returns the parameters whose gradients DDP's reducer averages, in the model's order.
 
-    A parameter with several names is reduced unless all of its names are ignored. Parameters count
-    as trained or frozen as they are now; the reducer keeps to what they were when DDP was made.
+    A parameter with several names is reduced unless all of its names are ignored. Parameters that
+    are frozen now are left out, even if they were not frozen when DDP made its reducer.
     """
     ignored = _ignored(ddp)
     # DDP writes a dot before the names of the outermost module's own parameters.

@@ -16,7 +16,8 @@ from commprof.trace.schema import Kind
 class PythonBucketHook:
     """Records buckets, their all-reduces, and when DDP finalises each backward pass."""
 
-    #: The last backward pass that a hook of any model noted; several models may share a pass.
+    #: Id of the last backward pass in which a hook of any model ran; -1 before the first pass.
+    #: Several models may share a pass.
     _last_pass = -1
 
     def __init__(self, recorder: Any, group: dist.ProcessGroup) -> None:
@@ -94,8 +95,8 @@ class PythonBucketHook:
             hook, state = self._inner
             result: torch.futures.Future[torch.Tensor] = hook(state, bucket)
             if completed is not None:
-                # DDP does not wait for this callback, so the recorded end is late by the callback's
-                # wait for the GIL.
+                # DDP goes on before this callback has run. The callback must get the GIL first, and
+                # by this time the recorded end is late.
                 result.add_done_callback(lambda _: completed())
             return result
         buffer = bucket.buffer().mul_(1.0 / self._world_size)

@@ -29,7 +29,7 @@ from commprof.capture.job.store_links import default_store
 from commprof.capture.profiler import Profiler
 from commprof.capture.recorder import recorder
 from commprof.ddp_parameters import kept_equal
-from commprof.text import named_ranks
+from commprof.text import counted, named_ranks
 
 _PREFIX = "commprof/sync"
 #: How long rank 0 waits for the last hashes of the other ranks when capture ends.
@@ -161,7 +161,7 @@ class SyncCheck:
         whose = named_ranks(different)
         print(
             f"commprof: after step {step} the model of {whose} is not bit-identical to that of "
-            f"the {len(digests) - len(different)} other ranks",
+            f"the {counted(len(digests) - len(different), 'other rank')}",
             file=sys.stderr,
         )
         recorder().add_metadata(json.dumps({"sync_checks": self._found()}))

@@ -38,7 +38,7 @@ def _always(*_: Any) -> bool:
 
 
 def _on_main_thread(*_: Any) -> bool:
-    """False in a thread that saves in the background."""
+    """True on the main thread; a save in a background thread is not noted."""
     return threading.current_thread() is threading.main_thread()
 
 

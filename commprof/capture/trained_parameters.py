@@ -35,8 +35,8 @@ from commprof.trace.reader import read_trace
 
 #: Number of updates, of any optimizers, that are looked at.
 _UPDATES = 10
-#: If there are more untrained modules than this, none is named: freezing only some of them would
-#: leave unused parameters.
+#: If there are more untrained modules than this, none is named. The report advises to freeze the
+#: named modules; if some modules were not frozen, DDP would still have unused parameters.
 _MOST_MODULES = 8
 #: Time from the last of these updates until the exchanges of all these updates are in the trace.
 _WRITTEN_S = 0.5

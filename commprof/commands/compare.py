@@ -40,12 +40,12 @@ results of the microbenchmark row by row: ratios, a rank test, and a verdict for
   commprof compare BEFORE.log AFTER.log                  outputs of nccl-tests
   commprof compare BEFORE AFTER                          logs of NCCL Inspector: transfers, waiting
 
-With --fail-above 5% the exit code is 1 if AFTER is slower by more than 5% and beyond noise, or if
-it is a microbenchmark's result that lacks rows of BEFORE, was cut short or has wrong data. The exit
-code is 2 if too few steps or rounds were measured to tell the two apart, however slow AFTER is; an
-output of nccl-tests without -N has too few rounds. If a step is longer only because cores were
-lacking, it does not count as slower. Without --fail-above the exit code is 0, whatever the figures
-are.
+With --fail-above 5% the exit code is 1 if AFTER is slower by more than 5% and beyond noise. It is
+also 1 if AFTER is a result of the microbenchmark that lacks rows of BEFORE, was cut short or has
+wrong data. The exit code is 2, however slow AFTER is, if too few steps or rounds were measured to
+tell the two apart; an output of nccl-tests without -N has too few rounds. If a step is longer only
+because cores were lacking, it does not count as slower. Without --fail-above the exit code is 0,
+whatever the figures are.
 """
 _GIVE = (
     "give two run directories, two recordings of torch.profiler, two JSON files of commprof "

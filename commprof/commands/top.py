@@ -34,8 +34,9 @@ _MOST_LOOKS = 200
 #: Without a terminal, the command waits this many seconds for a next job in the directory, such as
 #: the next world size of ``commprof run``.
 _NEXT_JOB_S = 30.0
-#: Without a terminal, the command stops waiting after this many seconds without a new line in any
-#: log of NCCL Inspector, or without a new summary of the hosts whose ranks are not followed.
+#: Without a terminal, the command stops waiting after this many seconds without news: without a new
+#: line in any log of NCCL Inspector or, in a job whose traces are too many to read, without a new
+#: summary by the monitors of the hosts.
 _SILENT_S = 300.0
 _SILENT = (
     "The monitors of the missing hosts wrote nothing for {minutes:g} minutes, and these hosts have "
@@ -137,9 +138,9 @@ class _Watched:
 
 
 def is_silent(state: JobState) -> bool:
-    """True if it will never be known when the remaining ranks end.
+    """True if the command could never learn that the remaining ranks have ended.
 
-    Their hosts' monitors were killed, and these ranks are too many for their traces to be followed.
+    Presumably the monitors of their hosts were killed, and their traces are too many to be read.
     """
     open_ranks = [rank for rank in state.ranks if rank.status not in ("ended", "gone")]
     ages_s = [host.age_s for host in state.missing_hosts]

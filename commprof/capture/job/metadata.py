@@ -97,7 +97,10 @@ def elastic_run_id() -> str:
 
 
 def topology_address() -> str:
-    """Returns SLURM's path of this host in its network: "switch.switch.node"; empty without one."""
+    """Returns SLURM's name of this host's place in the network, such as "switch.switch.node".
+
+    Empty without SLURM, or if SLURM does not know the network.
+    """
     return os.environ.get("SLURM_TOPOLOGY_ADDR", "")[:_LONGEST_ADDRESS]
 
 

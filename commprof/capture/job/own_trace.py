@@ -10,8 +10,8 @@ from commprof.trace.run.endings import rank_and_attempt
 if TYPE_CHECKING:
     from commprof.monitor.observer import Observer
 
-#: Records older than this count as complete. The caller has flushed, but other threads may still
-#: record completions of newer collectives.
+#: Only records older than this are used. The caller has flushed, but other threads may still have
+#: to record that newer collectives have ended.
 _SETTLED_NS = 10_000_000
 
 

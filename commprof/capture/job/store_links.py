@@ -66,7 +66,7 @@ class StoreLink(ABC):
         self._polls += 1
         self._poll()
         if self._polls >= _LOOKS:
-            self.pending = False  # presumably the other rank does not record
+            self.pending = False  # presumably the rank to connect to does not record
 
     @abstractmethod
     def agreed(self) -> bool:
@@ -76,7 +76,7 @@ class StoreLink(ABC):
         try:
             self.pending = not self.agreed()
         except Exception:
-            # The store may be gone or of another kind; address, socket or a file may be missing.
+            # The store may be gone or lack a method; an address, socket or file may be missing.
             # This rank then stays without the connection, but training must go on.
             self.pending = False
 

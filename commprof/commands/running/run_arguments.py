@@ -317,7 +317,7 @@ def _add_where(parser: argparse._ArgumentGroup) -> None:
         "--samples",
         action=argparse.BooleanOptionalAction,
         help="have py-spy sample the Python stacks of each rank: the report names the functions in "
-        "which a late rank spends more time",
+        "which a late rank spends more time than the others",
     )
     parser.add_argument(
         "--gradient-norms",

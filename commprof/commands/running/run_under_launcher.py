@@ -47,7 +47,7 @@ def run_rank_of_launcher(args: argparse.Namespace, given: LaunchedRank) -> int:
     """
     given.export()
     with ends_at_once():
-        import torch.distributed  # noqa: F401  takes seconds, with nothing to clean up yet
+        import torch.distributed  # noqa: F401  takes seconds, in which Ctrl-C ends the process
     word = StoreMessage(given)
     if given.rank == 0:
         return _lead(args, given, word)

@@ -1,8 +1,8 @@
 """Cost of a compressor per bucket: processor time by stage, bytes on the wire, fixed overhead.
 
-A compressor's only thread processes one bucket after another. With C the processor time of a
-bucket, W its transfer time and p the number of pieces in which it is sent, C and W overlap
-except for the first piece:
+A compressor has one thread, which processes one bucket after another. With C the processor time of
+a bucket, W its transfer time and p the number of pieces in which it is sent, C and W overlap except
+for the first piece:
 
     time = overhead + max(C, W) + min(C, W) / p
 

@@ -112,7 +112,7 @@ def find_breaks(x: Floats, y: Floats) -> tuple[float, ...]:
 
 
 def _places(count: int) -> list[int]:
-    """Returns the places, from 0 to ``count``, at which a piece may begin or end."""
+    """Returns the indices of x, from 0 to ``count``, at which a piece may begin or end."""
     if count <= MOST_SIZES:
         return list(range(count + 1))
     return [round(at * count / MOST_SIZES) for at in range(MOST_SIZES + 1)]

@@ -51,8 +51,8 @@ def render(profile: MachineProfile, width: int, tables: int | None = None) -> st
 
     Args:
         profile: the machine profile.
-        width: most characters of a line of text.
-        tables: most characters of a line of a table; None for no limit.
+        width: largest number of characters in a line of text.
+        tables: largest number of characters in a line of a table; None for no limit.
     """
     parts = []
     for name, link in profile.links.items():

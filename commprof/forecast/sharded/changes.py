@@ -184,7 +184,8 @@ def _events(
     """Returns the changed step's events, in order.
 
     ``numbers`` maps the index of each recorded collective to the indices of the collectives that it
-    becomes. ``issued_at`` is as in ``Wrapped``.
+    becomes. ``issued_at`` maps each all-gather that is issued earlier than recorded to the index of
+    the recorded event at which it is issued instead.
 
     An all-reduce added for a reduce-scatter is issued and awaited after the reduce-scatter's wait.
     """

@@ -196,7 +196,7 @@ class _Point:
     #: Bytes per step of the algorithm, and ranks.
     x: float
     ranks: int
-    #: Seconds per step of the algorithm: per recorded step the mean over the ranks.
+    #: Seconds per step of the algorithm, mean over the ranks; one value per training step.
     y: Floats
 
 
