@@ -42,7 +42,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def descriptor_of_regular(path: Path) -> int:
-    """Opens a regular file for reading; never waits for the writer of a pipe, nor opens a device.
+    """Opens a regular file for reading; refuses a pipe without waiting for its writer.
 
     Returns:
         The file descriptor, which the caller closes.

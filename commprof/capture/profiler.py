@@ -301,7 +301,7 @@ class Profiler:
             say_if_without_group(self._path)
         if self.says_end and first and self._path is not None:
             directory = invocation.quoted(self._path.parent)
-            with suppress(OSError, ValueError):  # stderr is closed
+            with suppress(OSError, ValueError):  # stderr may be closed
                 print(
                     f"commprof: recorded to {directory}; next: "
                     + invocation.command("report", directory),

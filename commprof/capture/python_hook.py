@@ -1,4 +1,7 @@
-"""DDP hook in Python, used if the native module is missing; slower, with the same records."""
+"""DDP hook in Python, used if the native module is missing.
+
+It makes the same records as the hook of the native module, and is slower.
+"""
 
 from __future__ import annotations
 

@@ -103,7 +103,9 @@ _traced = torch.compiler.is_dynamo_compiling
 
 
 def _compilations(since_ns: int) -> list[tuple[int, int]]:
-    """Begin and end in ns of the last compilations by torch.compile; torch remembers 64.
+    """Returns begin and end of the last compilations by torch.compile, in ns of CLOCK_MONOTONIC.
+
+    torch remembers 64 compilations.
 
     Compilations that ended before ``since_ns``, for example in an earlier recording of the process,
     are left out.

@@ -12,13 +12,14 @@ from commprof.checks.ranks import Ranks
 
 NAME = "pressure"
 _PROC = Path("/proc")
-#: Two limits, in percent of the last 10 s: for the time in which some task waited for a core, and
-#: for the time in which all tasks waited for memory.
+#: The check warns if some task waited for a core in more than this percentage of the last 10 s.
 _CPU_PERCENT = 20.0
+#: The check warns if all tasks waited for memory in more than this percentage of the last 10 s.
 _MEMORY_PERCENT = 1.0
-#: Two limits for the available share of memory: below the first the check warns, below the second
-#: it fails.
-_LITTLE, _TOO_LITTLE = 0.10, 0.02
+#: The check warns if a smaller share of the memory is available.
+_LITTLE = 0.10
+#: The check fails if a smaller share of the memory is available.
+_TOO_LITTLE = 0.02
 
 
 @dataclass(frozen=True)

@@ -178,10 +178,10 @@ class ArrivalLink(StoreLink):
 
 
 class _BoardRendezvous:
-    """Connects a process group's ranks to their host's board of arrivals, and hosts in a tree.
+    """Connects a process group's ranks to the board of arrivals of their host, and the hosts.
 
-    A board is memory that the ranks of a host share. The rendezvous outlives a capture, but keeps
-    neither the group nor its store alive: a store's server that outlives
+    A board is memory that the ranks of a host share; the hosts form a tree. The rendezvous outlives
+    a capture, but keeps neither the group nor its store alive: a store's server that outlives
     ``destroy_process_group`` would serve this group's entries to the next group.
     """
 
@@ -274,7 +274,10 @@ os.register_at_fork(after_in_child=_meetings.clear)
 
 
 def _ranks_per_host() -> int:
-    """Returns how many ranks the launcher started on this host; if unknown, 8 or the world size."""
+    """Returns how many ranks the launcher started on this host; if unknown, 8.
+
+    The result is never more than the world size.
+    """
     given = os.environ.get("LOCAL_WORLD_SIZE", "")
     return min(dist.get_world_size(), int(given) if given.isdigit() else 8)
 

@@ -63,7 +63,7 @@ class FutureWaits:
         native = _native.native
         if native is None:
             return
-        # not every version of torch has the second
+        # not every version of torch has the second method
         for name in ("get_future", "get_future_result"):
             original = getattr(dist.Work, name, None)
             if original is not None:
@@ -252,7 +252,7 @@ def show_inner_attributes() -> None:
     dist.Work.__getattr__ = find
 
 
-#: Private to torch: they may be removed.
+#: Methods that begin and end a coalesced call. They are private to torch, which may remove them.
 _START, _END = "_start_coalescing", "_end_coalescing"
 
 

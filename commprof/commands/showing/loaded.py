@@ -88,8 +88,8 @@ def load(run: str | Path) -> LoadedRun:
         run: path of the run directory or recording.
 
     Raises:
-        CommprofError: the path is neither of these, or holds runs of several strategies; the
-            message names the directories to load instead.
+        CommprofError: the path is neither a run directory nor a recording, or it holds runs of
+            several strategies; the message then names the directories to load instead.
     """
     directory = Path(run)
     if places := strategy_directories(directory):

@@ -297,7 +297,7 @@ def show_measured(
         code, problem = error.exit_code, str(error)
     except KeyboardInterrupt:
         code, problem = 130, "interrupted"
-    except RuntimeError as error:  # under torchrun: a collective failed, mostly on another rank
+    except RuntimeError as error:  # a collective failed, often because another rank has ended
         code, problem = 1, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     result_path = Path(plan.result_path)
     if shows and result_path.exists() and result_path.stat().st_size:

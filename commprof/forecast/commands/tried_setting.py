@@ -13,8 +13,10 @@ from commprof.analysis.run_command import taken_apart
 from commprof.forecast.scenario.scenario import Scenario
 
 _MIB = float(1 << 20)
-#: DDP bucket caps: one that gives each gradient its own bucket, and one that makes a single bucket.
-_NO_BUCKET_MIB, _ONE_BUCKET_MIB = 1e-6, 10_000.0
+#: A bucket cap with which DDP gives each gradient a bucket of its own.
+_NO_BUCKET_MIB = 1e-6
+#: A bucket cap with which DDP puts all gradients into one bucket.
+_ONE_BUCKET_MIB = 10_000.0
 #: Options of ``commprof run`` that the command for trying a setting replaces or leaves out.
 _REPLACED = ("--output", "--json", "--world-sizes", "--nproc", "--check-prediction", "--trial")
 

@@ -39,10 +39,10 @@ Floats = npt.NDArray[np.float64]
 Knot = tuple[float, float]
 
 #: No time is interpolated between neighbours further apart than this factor. Sizes that double are
-#: dense enough even if one of them is left out. ``knots_through`` also guesses a knot's time from
-#: the two knots beside it. These are further apart than neighbours, so guesses have a wider limit,
-#: the second constant.
+#: dense enough even if one of them is left out.
 DENSE: Final = 5.0
+#: ``knots_through`` also guesses a knot's time from the two knots beside it. These two are further
+#: apart than neighbours: by at most this factor.
 _DENSE_FOR_GUESSES: Final = 10.0
 
 

@@ -36,8 +36,10 @@ _MESSAGES = {TWO_PHASE: 3, GATHER: 2}
 _ONE_PHASE_RANKS = 2
 #: Least number of ranks at which top-k may use owner ranks (``SplitGather::canPay``).
 _FEWEST_OWNERS = 4
-#: Least number of chunks into which the backend cuts a bucket, and chunks in flight between hosts.
-_CHUNKS, _CHUNKS_IN_FLIGHT = 8, 2
+#: Least number of chunks into which commprof's own backend cuts a bucket.
+_CHUNKS = 8
+#: Number of these chunks that are in flight between hosts at a time.
+_CHUNKS_IN_FLIGHT = 2
 
 
 def recording(label: str) -> str:
@@ -69,7 +71,7 @@ class HookCost:
     payload_ratio: float
     #: Fixed time per bucket: waking threads, headers, messages.
     overhead_s: float
-    #: Ranks, crowding and range of bucket sizes of the recorded run.
+    #: In the recorded run: ranks, ranks per core, and the smallest and largest bucket.
     ranks: int
     ranks_per_core: float
     bucket_bytes: tuple[float, float]

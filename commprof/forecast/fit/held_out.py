@@ -199,10 +199,10 @@ def _is_same(steps: RecordedSteps, other: RecordedSteps) -> bool:
 
 
 def _fitted_alone(replay: Model) -> MachineProfile:
-    """Returns the replay's profile, with curves from recorded runs refitted to its own run alone.
+    """Returns the replay's profile after curves from recorded runs were fitted to one run alone.
 
-    Only the curves of the own run's link class are refitted. If the own run has a hook or one rank,
-    no curve is refitted.
+    This run is the replay's own: the one that the replay was made from. Only the curves of its link
+    class are refitted; none if it has a hook or one rank.
     """
     schedule, profile = replay.schedule, replay.profile
     link = profile.links.get(schedule.link)

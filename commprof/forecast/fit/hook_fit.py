@@ -35,14 +35,17 @@ from commprof.stats.intervals import percentile_interval
 
 #: Number of overheads tried, from 10 µs to 100 ms: each is 12 % larger than the one before.
 _OVERHEADS = 81
-#: With an exchange within hosts: numbers of values tried for the time per byte within a host (10 ps
-#: to 100 ns) and for the overhead (10 µs to 100 ms).
-_BETAS, _ALPHAS = 41, 31
+#: If the exchange has a part within hosts: number of values tried for the time per byte within a
+#: host, from 10 ps to 100 ns.
+_BETAS = 41
+#: In the same case, number of overheads tried, from 10 µs to 100 ms.
+_ALPHAS = 31
 REPLICATES = 20
 _SEED = 20240501
-#: A replicate's fit tries the fitted values times these factors. ``_NEAR`` is used if only the
-#: overhead is fitted, ``_NEAR_BOTH`` for overhead and time per byte if both are fitted.
-_NEAR, _NEAR_BOTH = np.geomspace(0.5, 2, 11), np.geomspace(0.5, 2, 5)
+#: A replicate's fit tries the fitted overhead times these factors.
+_NEAR = np.geomspace(0.5, 2, 11)
+#: The same if a time per byte is fitted too; both values are then multiplied by these factors.
+_NEAR_BOTH = np.geomspace(0.5, 2, 5)
 #: If the fitted overhead is 0, replicates are fitted around this overhead, the smallest above 0.
 _LEAST_OVERHEAD_S = 1e-5
 #: A line through fewer buckets leaves no residuals to estimate its error from.

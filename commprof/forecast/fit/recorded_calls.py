@@ -116,9 +116,9 @@ def _points(traces: Sequence[Trace]) -> Iterator[Point]:
 
 
 def _crosses_hosts(places: Sequence[Host | None], matching: Matching) -> npt.NDArray[np.bool_]:
-    """Returns a flag per row: True if the ranks of its collective were on several hosts.
+    """Returns, for each row of ``matching``, whether its collective's ranks were on several hosts.
 
-    ``places`` holds the host of each rank.
+    Also True if the collective is not complete. ``places`` holds the host of each rank.
     """
     host = np.repeat([places.index(place) for place in places], matching.lengths)
     highest, _ = matching.latest(host)

@@ -26,7 +26,7 @@ from commprof.forecast.microbench.operations import (
     pattern_modulus,
 )
 
-Tensor = Any  # torch is not followed by the type checker
+Tensor = Any  # the type checker does not read torch
 
 TORCH_DTYPES = {
     "int8": torch.int8,

@@ -18,7 +18,7 @@ from commprof import satellites
 from commprof.capture.attachment import attach
 from commprof.forecast.microbench.measure import TimedCall
 
-Tensor = Any  # torch is not followed by the type checker
+Tensor = Any  # the type checker does not read torch
 
 _GRADIENTS = 3  # used in turn, so that error feedback does not see the same gradient again
 _MOST_COLUMNS = 1024

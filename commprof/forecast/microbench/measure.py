@@ -39,7 +39,8 @@ from commprof.memory import uncollected
 from commprof.units import NS_PER_MS
 
 _BUDGET_NS = 200 * NS_PER_MS  # time for the samples of a row in all rounds
-_LEAST, _MOST = 20, 400  # nccl-tests' default; enough for a p99, and the result file stays small
+_LEAST = 20  # samples of a row; nccl-tests' default
+_MOST = 400  # samples of a row; enough for a p99, and the result file stays small
 _WARMUP_NS = 5 * NS_PER_MS  # time for the warm-up calls of a size in a round
 _MOST_WARMUP = 5
 

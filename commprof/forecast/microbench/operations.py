@@ -100,7 +100,7 @@ _ALL = (
 )
 OPERATIONS = {operation.name: operation for operation in _ALL}
 
-#: Prefix of an `op` that is a DDP bucket through a communication hook; the hook's name follows.
+#: Prefix of the `op` of rows that measure a hook on one DDP bucket; the hook's name follows.
 HOOK_PREFIX = "hook:"
 HOOK = BenchOperation("hook", "all_reduce", placements=(IN_PLACE,))
 

@@ -37,8 +37,9 @@ class DrawnReplay:
 
     #: [steps, buckets]: when the bucket is ready on all ranks.
     ready_s: Floats
-    #: [steps]: begin of DDP's finalisation on the latest rank, and its mean over ranks.
+    #: [steps]: when DDP's finalisation begins on the latest rank.
     backward_end_s: Floats
+    #: [steps]: when DDP's finalisation begins, as the mean over the ranks.
     mean_backward_end_s: Floats
 
 

@@ -144,7 +144,10 @@ class PredictedSetting:
         )
 
     def bucket_times(self) -> tuple[Floats, Floats]:
-        """Returns each bucket's exchange time on an idle link, and the link's busy time; in s."""
+        """Returns each bucket's exchange time on an idle link, and how long the link is busy, in s.
+
+        With a compressor, the link counts as busy for the whole exchange.
+        """
         ranks, sizes = self.scenario.world_size, self.bucket_bytes.tolist()
         if ranks == 1:
             return np.zeros(len(sizes)), np.zeros(len(sizes))
@@ -368,7 +371,7 @@ def _others(
     """Returns the other collectives as the scenario changes them; adds assumptions to ``remarks``.
 
     The recorded size of an all-gather or gather is that of all ranks' parts. Each rank's part stays
-    as recorded, so the size is in proportion to the ranks.
+    as recorded, so the size is in proportion to the number of ranks.
     """
     priced = [call for call in schedule.other_calls if canonical(call.op) in OPERATIONS]
     left_out = {call.op for call in schedule.other_calls} - {call.op for call in priced}

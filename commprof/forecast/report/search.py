@@ -36,7 +36,7 @@ def render(
         search: search of one scenario.
         ranks: world size of the scenario.
         error: the model's own error; None if unknown.
-        width: columns that prose is wrapped to.
+        width: number of characters to wrap prose to.
         tables: number of characters; a wider table is split, see ``tabulated``. None: no split.
     """
     count = len(search.candidates)

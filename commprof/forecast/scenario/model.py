@@ -17,8 +17,9 @@ from commprof.forecast.scenario.scenario import Estimate, PredictedWaiting, Pred
 from commprof.forecast.scenario.schedule import RecordedSteps
 from commprof.stats.intervals import percentile_interval
 
-#: Number of steps drawn for the median, and of resamples of the recorded steps for the interval.
+#: Number of steps that are drawn for the median.
 STEPS = 100
+#: Number of times that the recorded steps are resampled for the interval.
 _REPLICATES = 20
 _SEED = 20240501
 
@@ -108,9 +109,11 @@ def replicated(
 class Replayed:
     """What a model finds in its replay of a scenario, beside the medians; times in s."""
 
-    #: Step without transfers; time for which collectives take the link; a rank's own work.
+    #: Step without transfers.
     bare_s: float
+    #: Time for which collectives take the link in a step.
     busy_s: float
+    #: A rank's own work in a step.
     own_s: float
     #: Samples that a rank takes in a step; 0 or NaN if not recorded.
     batch: float
@@ -125,7 +128,7 @@ class Replayed:
 
 
 def few_recorded(ranks: int, steps: int, note: str = "") -> str:
-    """Returns a caveat: so many ``ranks`` are simulated from only this number of ``steps``.
+    """Returns a caveat for a simulation of ``ranks`` ranks from only ``steps`` recorded steps.
 
     ``note``, shown in brackets, says how the steps were counted.
     """

@@ -137,7 +137,7 @@ class Schedule(RecordedSteps):
 
     #: Sizes in order of issue.
     bucket_bytes: Ints
-    #: [steps, ranks, buckets]
+    #: [steps, ranks, buckets]: when the bucket is ready.
     ready_s: Floats
     #: [steps, ranks]: begin of backward; NaN if no phase was recorded.
     backward_begin_s: Floats
