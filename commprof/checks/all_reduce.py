@@ -30,7 +30,8 @@ def measure(ranks: Ranks) -> tuple[list[str], str]:
             expected = pattern * sum(map(_weight, range(ranks.world_size)))
             different = int((values != expected).sum())
             if different:
-                wrong.append(f"{different} of {count} {str(dtype).removeprefix('torch.')}")
+                kind = str(dtype).removeprefix("torch.")
+                wrong.append(f"{different} of {count} {kind} elements")
     random = torch.Generator().manual_seed(ranks.rank)
     values = torch.randn(100_003, generator=random)
     dist.all_reduce(values)

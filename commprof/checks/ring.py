@@ -50,7 +50,7 @@ def judge(values: Sequence[tuple[bool, float]]) -> Outcome:
         return Outcome(
             NAME,
             FAIL,
-            f"wrong tokens at {named_ranks(wrong)}",
+            f"{named_ranks(wrong)} received wrong messages",
             "messages of the previous rank arrive damaged: check the link and its driver",
         )
     return Outcome(NAME, PASS, f"{_ROUNDS} rounds, {values[0][1]:.0f} us from rank to rank")

@@ -94,7 +94,7 @@ def _composed(path: Path) -> Node | None:
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
         raise UsageError(
-            f"cannot read --config {quoted(path)}: {error.strerror}; name a file"
+            f"cannot read --config {quoted(path)}: {error.strerror}; name another file"
         ) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

@@ -105,7 +105,8 @@ def _world(
     yield from (f"  {line}" for line in _pinned(placement.pinning(size), first))
     if here > placement.topology.usable_cores:
         cores = placement.topology.usable_cores
-        yield f"  more ranks than cores: {here} ranks share {cores}, so this measures no scaling"
+        shared = f"{here} ranks share {counted(cores, 'core')}"
+        yield f"  more ranks than cores: {shared}, so this measures no scaling"
     yield from (f"  {detail}" for detail in preview.details)
 
 

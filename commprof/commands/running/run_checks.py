@@ -180,7 +180,7 @@ def _check_bucket_cap(args: argparse.Namespace) -> None:
     if cap_mb is None:
         return
     if not 0 < cap_mb < math.inf:
-        raise UsageError(f"--bucket-cap-mb {cap_mb:g} is out of range (allowed: MiB above 0)")
+        raise UsageError(f"--bucket-cap-mb {cap_mb:g} is out of range (allowed: more than 0 MiB)")
     if args.trial is not None:
         raise UsageError(
             "--bucket-cap-mb and --trial exclude each other; name bucket-cap=MB in --trial"

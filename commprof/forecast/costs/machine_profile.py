@@ -66,7 +66,7 @@ class MachineProfile:
             return f"has no costs {'within a host' if link == SAME_HOST else 'between hosts'}"
         backends = {curve.backend for curve in curves}
         if not any(_plain_names(name) & _plain_names(backend) for name in backends):
-            return f"is of {', '.join(sorted(backends))}, and the job used {backend}"
+            return f"is of {', '.join(sorted(backends))}, but the job used {backend}"
         return ""
 
 

@@ -148,7 +148,7 @@ def test_wrong_ddp_arguments_raise_the_error_of_ddp() -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--bucket-cap-mb", "0"], "--bucket-cap-mb 0 is out of range (allowed: MiB above 0)"),
+        (["--bucket-cap-mb", "0"], "--bucket-cap-mb 0 is out of range (allowed: more than 0 MiB)"),
         (["--bucket-cap-mb", "nan"], "is out of range"),
         (["--bucket-cap-mb", "5", "--trial", "int8"], "name bucket-cap=MB in --trial"),
         (["--bucket-cap-mb", "5", "--strategy", "ddp,fsdp"], "--strategy fsdp has none"),

@@ -235,5 +235,7 @@ def test_endless_or_huge_config_files_are_refused_at_once(tmp_path: Path, kind: 
     else:
         path.touch()
         os.truncate(path, 1 << 40)  # a sparse file, which takes no space
-    with pytest.raises(UsageError, match=r"cannot read --config .*run\.yaml: .*; name a file"):
+    with pytest.raises(
+        UsageError, match=r"cannot read --config .*run\.yaml: .*; name another file"
+    ):
         read_config(path, parser()._actions)

@@ -32,7 +32,7 @@ def costs(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"link": SAME_HOST, "backend": "nccl"}, "is of nccl, and the job used gloo"),
+        ({"link": SAME_HOST, "backend": "nccl"}, "is of nccl, but the job used gloo"),
         ({"link": OTHER_HOST}, "has no costs within a host"),
     ],
 )
