@@ -178,7 +178,7 @@ class ArrivalLink(StoreLink):
 
 
 class _BoardRendezvous:
-    """Connects a process group's ranks to the board of arrivals of their host, and the hosts.
+    """Connects a process group's ranks to their host's board of arrivals, and connects the hosts.
 
     A board is memory that the ranks of a host share; the hosts form a tree. The rendezvous outlives
     a capture, but keeps neither the group nor its store alive: a store's server that outlives
