@@ -33,14 +33,16 @@ class RankCycle:
     #: When the rank continued after the last wait of the previous step, and of this one.
     begin_ns: float
     end_ns: float
-    #: Collectives that the rank issued, in order, as row numbers over all ranks.
+    #: Collectives that the rank issued, in order: their rows in the table of all ranks' calls.
     rows: tuple[int, ...]
     #: Issues and waits in order, with at most one wait per collective.
     events: tuple[Event, ...]
-    #: Own time since ``begin_ns`` per event, and the part of it in the optimizer.
+    #: Own time from ``begin_ns`` to each event, including time blocked for an unknown reason; the
+    #: next field is the part of the own time that is in the optimizer.
     own_ns: tuple[float, ...]
     update_ns: tuple[float, ...]
-    #: Time per event from the collective's end until the waiting thread continued.
+    #: For each wait: time from the collective's end until the waiting thread continued; 0 for an
+    #: issue.
     extra_ns: tuple[float, ...]
 
 
@@ -65,9 +67,10 @@ def rank_cycles(program: Program, calls: ReplayedCalls, steps: int) -> Iterator[
 class _Walked:
     """Recorded times of a program's events, in ns."""
 
+    #: When the rank came to each event; the next field is when it continued after the event.
     at_ns: Floats
     went_on_ns: Floats
-    #: Time blocked for an unknown reason before the event.
+    #: Sum of the times blocked for an unknown reason before each event.
     unknown_ns: Floats
 
 
@@ -102,7 +105,7 @@ def _last_waits(program: Program, steps: int) -> list[int]:
 
 
 def _update_before(program: Program) -> Floats:
-    """Returns, per event, the own time in the optimizer from the first step to the event, in ns."""
+    """Returns the own time in ns that the rank has spent in the optimizer before each event."""
     length = np.diff(program.border_ns) * (program.border_phase == Phase.OPTIMIZER)
     total = np.concatenate(([0.0], np.cumsum(length)))
     result: Floats = np.interp(program.own_ns, program.border_ns, total)

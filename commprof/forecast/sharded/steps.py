@@ -153,7 +153,8 @@ class ShardedSteps(RecordedSteps):
     calls: tuple[ShardedCall, ...]
     #: Issues and waits, in the order that all ranks have in common.
     events: tuple[Event, ...]
-    #: [steps, ranks, events]: own time since the rank continued, and the optimizer's part of it.
+    #: [steps, ranks, events]: own time since the rank's cycle began, and the part of it in the
+    #: optimizer; as in ``RankCycle``.
     own_ns: Floats
     update_ns: Floats
     #: [steps, ranks]: own time outside of the optimizer: data, forward and backward.
@@ -357,7 +358,10 @@ def _processor_time(seen: MeasuredWorld) -> tuple[float, float]:
 
 
 def _sums(borders_ns: Ints, at_ns: Ints, amount_ns: Ints | Floats) -> Floats:
-    """Returns per border the sum of the amounts at times from this border to before the next."""
+    """Returns the sum of the amounts between each two successive borders.
+
+    ``at_ns`` holds the time of each amount. An amount at a border counts after this border.
+    """
     place = np.searchsorted(borders_ns, at_ns, side="right")
     total = np.bincount(place, weights=amount_ns, minlength=len(borders_ns) + 1)
     return total[1:-1].astype(np.float64)
@@ -442,7 +446,11 @@ def _shard_ranks(
     row: Sequence[RankCycle],
     sharded_calls: Sequence[ShardedCall],
 ) -> int:
-    """Returns the size of the groups that gather parameters; without groups, the world size."""
+    """Returns the number of ranks that share one copy of the model.
+
+    This is the size of the groups that gather parameters. Without such groups it is 1 if each rank
+    gathers by itself, and the world size otherwise.
+    """
     sharded = [n for n, call in enumerate(sharded_calls) if call.among == SHARD]
     if sharded:
         return len(_members(seen, row, sharded[0])[0])

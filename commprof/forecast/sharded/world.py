@@ -117,7 +117,8 @@ class World:
             rank=rank,
             begin_ns=0,
             until_ns=0,
-            # Own time after the last event of the changed step is kept.
+            # The step's end (MARK) stays at the end of the recorded step's own time, even if the
+            # scenario drops the recorded step's last events.
             own_ns=np.concatenate(
                 [own_ns[:, places].T + passes * self._pass_ns(drawn_at), until_ns[np.newaxis]]
             ),

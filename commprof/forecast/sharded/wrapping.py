@@ -1,11 +1,11 @@
 """Joins the collectives of FSDP2 blocks that are wrapped together: fewer calls, each larger.
 
 A unit holds the parameters that one ``fully_shard`` gathers at once. The units of a recorded step
-are recognised from the order of its collectives: backward gathers the units of forward again, in
+are recognised from the order of its all-gathers: backward gathers the units of forward again, in
 reverse order. If backward has one all-gather fewer than forward, the first all-gather of forward is
-the root module's, whose parameters stay gathered. If the numbers are equal, every all-gather counts
-as a block's. In backward, a unit's all-gather is issued when the preceding unit of backward begins,
-and a unit's gradients are reduced when the unit ends.
+the root module's: its parameters stay gathered. If backward has as many all-gathers as forward,
+each of them counts as a block's. In backward, a unit's all-gather is issued when the unit before it
+begins, and its gradients are reduced when the unit itself ends.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def wrapped(steps: ShardedSteps, blocks: int) -> Wrapped:
         again = [backward[count - 1 - block] for block in reversed(unit)]
         _joined(steps, again, 0, result)
         if len(before) > 1 and _is_prefetched(steps, again[0], reduced[0][count - unit.stop - 1]):
-            # The gather is prefetched when the preceding unit begins. In the recording, the gather
-            # of that unit's second block was issued then.
+            # This unit's gather is prefetched when the preceding unit begins. At that moment of the
+            # recorded step, the rank issued the gather of the preceding unit's second block.
             result.issued_at[again[0]] = steps.events.index((ISSUE, before[1]))
         for numbers in reduced:
             _joined(steps, [numbers[count - 1 - block] for block in reversed(unit)], -1, result)

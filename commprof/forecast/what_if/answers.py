@@ -82,7 +82,8 @@ class Answer:
     """Prediction of one scenario, with its cost and the search for a better setting."""
 
     prediction: Prediction
-    #: The step's interval, widened by the margin of held-out errors if there are any.
+    #: Predicted step time. The margin of the held-out errors, if there are any, widens its
+    #: interval.
     interval_s: Estimate
     #: None without a price, or if the run does not record the samples of a step.
     cost: PredictedCost | None
@@ -118,7 +119,7 @@ class Best:
     """The setting with the shortest predicted step; users can run it to check the prediction."""
 
     candidate: PredictedCandidate
-    #: Interval of its step, as in ``Answer``.
+    #: The candidate's step time with its interval, as in ``Answer``.
     interval_s: Estimate
 
 
@@ -131,7 +132,8 @@ class Answers:
     #: None if there is no held-out check.
     error: ModelError | None
     amdahl: AmdahlFit | None
-    #: Reasons for missing parts.
+    #: What was not checked or computed, and why. Without held-out checks, also the errors of the
+    #: fitted costs.
     notes: tuple[str, ...]
     #: True if parameters, gradients or optimizer state are sharded.
     is_sharded: bool = False
@@ -241,7 +243,7 @@ def _widened(step: Estimate, error: ModelError | None) -> Estimate:
 
 
 def _throughput(recorded: Sequence[RecordedJob]) -> dict[int, float]:
-    """Samples per second by world size, of runs without a compressor."""
+    """Returns samples per second by world size; leaves out runs with a compressor."""
     plain = [schedule.schedule for schedule in recorded if not schedule.schedule.hook]
     return {
         schedule.world_size: schedule.world_size

@@ -58,7 +58,7 @@ def export(run: WorldRun, directory: Path) -> list[Path]:
     Raises:
         CommprofError: a rank is missing, device times were not recorded, a trial switched settings
             between the steps, the run has a compressor, no step can be written, a file exists, or
-            files cannot be written. Then no file is left.
+            files cannot be written. The files written by this call are removed first.
     """
     checked_name(run, "a simulator", "simulated")
     traces = timed_traces(run)
@@ -90,7 +90,7 @@ def export(run: WorldRun, directory: Path) -> list[Path]:
 def _common(traces: Sequence[Trace]) -> list[list[Cycle]]:
     """Returns for each rank the steps that all ranks measured with the same bucket sizes.
 
-    In other steps a simulator would wait for a rank forever.
+    In other steps the ranks' all-reduces do not match, and a simulator would wait forever.
     """
     measured = measured_steps(traces)
     by_rank = [{cycle.step: cycle for cycle in cycles(trace, measured)} for trace in traces]
@@ -98,11 +98,12 @@ def _common(traces: Sequence[Trace]) -> list[list[Cycle]]:
     steps = [step for step in steps if len({mine[step].bytes for mine in by_rank}) == 1]
     if not steps:
         lacking = [t.rank for t, mine in zip(traces, by_rank, strict=True) if not mine]
-        who = named_ranks(lacking) if lacking else "the ranks together"
+        who = named_ranks(lacking) if lacking else "all ranks together"
         have = "has" if len(lacking) == 1 else "have"
         raise CommprofError(
-            f"{who} {have} no measured step with one synchronised backward pass of "
-            "DistributedDataParallel and equal buckets on all ranks; only such steps can be written"
+            f"{who} {have} no measured step with exactly one synchronised backward pass of "
+            "DistributedDataParallel, and with the same buckets on all ranks; only such steps can be "
+            "written"
         )
     return [[mine[step] for step in steps] for mine in by_rank]
 
