@@ -1,4 +1,4 @@
-"""Which rank of its job this process is, by the variables that its launcher set.
+"""Finds out which rank of its job this process is, from the variables that its launcher set.
 
 The variables of torchrun are tried first (some other launchers set the same variables), because
 torchrun's ranks may run inside a task of another launcher. Variables of Open MPI, MVAPICH and Hydra
@@ -68,7 +68,7 @@ _LOCAL_RANKS_OF_TASKS = (*(names.local_rank for names in _MPI), "SLURM_LOCALID")
 def launched_as(variables: Mapping[str, str]) -> Launched | None:
     """Returns the rank that a launcher gave this process; None if no launcher did.
 
-    If their values are not a rank and a larger world size, the variables count as not set.
+    Variables count as not set if their values are not a rank and a world size larger than the rank.
     """
     return (
         _read(variables, _TORCHRUN)

@@ -41,8 +41,8 @@ TRAINING_IMPORTS = ("torch._dynamo",)
 _SHUTDOWN_TIMEOUT_S = 5  # a rank that ignores the launcher's signal is killed after this time
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that are passed on to the ranks: schedulers send some as a warning before they end a job;
-a user sends another to change a rank's recording mode."""
+"""Signals that are passed on to the ranks. A scheduler may send one of them to warn a job before it
+ends the job; a user sends one of them to change the recording mode."""
 _LOGGERS = ("torch.distributed", "torch.multiprocessing")
 
 
@@ -159,12 +159,12 @@ def _run_ranks(run: Callable[[], object], log_dir: Path, attempt: int) -> None:
         raise _rank_failed(error, log_dir, attempt) from None
     except SignalException as error:
         interrupted_by = error.sigval
-    # torch's decorator that times functions raises this if a signal interrupts it
+    # torch's decorator that times functions raises this error if a signal interrupts the function.
     except UnboundLocalError as error:
         if not isinstance(error.__context__, SignalException):
             raise
         interrupted_by = error.__context__.sigval
-    # the first on one machine, the second on several
+    # A failed rendezvous raises RendezvousError on one machine, and DistError on several.
     except (RendezvousError, dist.DistError) as error:
         raise CommprofError(
             f"the rendezvous of the ranks failed: {error}; check --rdzv-endpoint, if given"

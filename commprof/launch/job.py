@@ -171,7 +171,8 @@ class Plan:
     steps: int
     """Number of steps that are trained, without `Job.overhead_steps`."""
     lr_scale: float
-    """Number of samples of all ranks per update, divided by the requested batch size."""
+    """Factor for scaling the learning rate: number of samples of all ranks per update, divided by
+    the requested batch size."""
 
 
 def per_rank_batch(batch_size: int, world_size: int, scaling: str) -> int:

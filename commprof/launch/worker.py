@@ -43,7 +43,9 @@ RESULT_SCHEMA_VERSION = 1
 """Version of the layout of `rank_R.json`."""
 
 _INTERRUPTED_EXIT_CODE = 130  # the exit code that shells give for SIGINT
-_PEER_GRACE_S = 2.0  # many times the launcher's polling interval
+# Pause of a rank whose error seems to come from another rank's end, see `guarded`. The launcher
+# polls the ranks many times in this period.
+_PEER_GRACE_S = 2.0
 _EXIT_PAUSE_S = 0.02
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, errno.EIO)
 
