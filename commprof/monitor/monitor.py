@@ -105,7 +105,8 @@ class Monitor:
             self._poll()
             if not lived and not self._a_rank_runs:
                 break
-            # CPU time since the last look: it counts all work of the monitor between two looks.
+            # The CPU time since this line of the previous round: all of the monitor's work counts,
+            # not only the look.
             before_s, used_s = used_s, time.process_time()
             rest_s = min((used_s - before_s) / _OF_A_CORE, _LONGEST_S)
             rest_s = max(self._interval_s, rest_s)

@@ -151,7 +151,11 @@ def _operations(
 
 
 def _chosen(ranks: Sequence[RankState], parts: Sequence[SummaryPart]) -> list[int]:
-    """Rows of the ranks to list: all or, of many, those with most own work and some others."""
+    """Returns the rows of the ranks to list.
+
+    All ranks are listed if there are few. Of many ranks, those with most own work are listed, and
+    others at equal distances.
+    """
     if len(ranks) <= MOST_LISTED:
         return list(range(len(ranks)))
     busy = np.argsort([-sum(part.work_ns[0]) for part in parts], kind="stable")

@@ -51,7 +51,8 @@ class Summaries:
         if self._kept and summary.sequence <= self._kept[-1].sequence:
             return
         if self._kept and _began_anew(summary, self._kept[-1]):
-            self._kept.clear()  # now the script marks steps: steps counted before were guesses
+            # The new summary's number of steps cannot be compared with that of earlier ones.
+            self._kept.clear()
             self._steps_after = None
         summary = _with_unsplit(summary, self.newest)
         if len(self._kept) > 1 and self._kept[-1].end_ns < self._kept[-2].end_ns + _APART_NS:
@@ -176,7 +177,8 @@ def _summed_only(histogram: Histogram) -> Histogram:
 def _began_anew(summary: Summary, before: Summary) -> bool:
     """True if ``summary`` does not continue the counts of ``before``, the rank's previous summary.
 
-    The steps then end at other marks than before, or are counted from 0 again.
+    The steps then end at other marks than before (for example, because the script now marks them),
+    or are counted from 0 again.
     """
     other_marks = summary.steps_end != before.steps_end
     return other_marks or summary.steps.count < before.steps.count

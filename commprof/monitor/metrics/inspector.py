@@ -89,7 +89,7 @@ INSPECTOR_METRICS: Final = (
     _metric(
         "counter",
         "operation_seconds_total",
-        "Time of this process in collectives and messages, waiting and transfer.",
+        "Time of this process in collectives and messages, both waiting and transfer.",
         _processes(lambda one: one.time_s),
     ),
     _metric(
@@ -107,7 +107,8 @@ INSPECTOR_METRICS: Final = (
     _metric(
         "gauge",
         "transfer_seconds",
-        "Median transfer time of the latest calls: the time of a call on the rank that came last.",
+        "Median transfer time of the latest calls. A call's transfer time is its duration on the "
+        "rank that came last.",
         _kinds(lambda row: row.transfer_us / 1e6),
     ),
     _metric(

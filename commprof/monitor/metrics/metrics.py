@@ -260,7 +260,7 @@ METRICS: Final = (
     ),
     _total(
         "network_bytes",
-        "Bytes received or sent by an interface since boot; exchange within the host is in lo.",
+        "Bytes received or sent by an interface since boot; traffic within the host counts in lo.",
         values.network,
     ),
     _total(

@@ -150,7 +150,10 @@ def step_of(state: JobState) -> int:
 def show_in(
     output: Output, samples: Callable[[], Iterable[Sample]], complain: Callable[[str], None]
 ) -> None:
-    """Shows samples in ``output``; does nothing if the output needs steps."""
+    """Shows samples in ``output``.
+
+    Does nothing for JSON lines and TensorBoard: they need a step number.
+    """
     if not isinstance(output, Scraped | TextFile):
         return
     try:

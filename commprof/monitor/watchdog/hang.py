@@ -92,11 +92,13 @@ class Hang:
     step: int
     #: Phase of the first accused rank, or else of the first waiting rank.
     phase: str
-    #: The accused ranks that ``operation`` waits for; others are waited for in other operations.
+    #: The accused ranks that ``operation`` waits for. Other operations wait for the other accused
+    #: ranks.
     missing: tuple[int, ...] = ()
-    #: Number of ranks of the operation's group that have issued no call in it. Which ranks these
-    #: are is not known; ranks that wait in no operation may be among them.
+    #: Number of ranks of the operation's group that have issued no call in the group. Which ranks
+    #: these are is not known; the ranks of the next field may be among them.
     unknown_ranks: int = 0
+    #: If ``unknown_ranks`` is not 0: ranks that wait in no operation.
     idle: tuple[int, ...] = ()
     #: Ranks whose records cannot be followed from this host.
     unseen: tuple[int, ...] = ()
@@ -104,9 +106,10 @@ class Hang:
     mismatch: Mismatch | None = None
     #: The circle in which ranks wait for each other, if that is the cause.
     circle: Circle | None = None
-    #: An all-to-all at which all ranks arrived, if they do not send what they expect.
+    #: An all-to-all at which all ranks arrived, if they send another number of bytes than they
+    #: expect.
     unfit: Unfit | None = None
-    #: If all ranks arrived: what in the script, unseen in records, may be the cause; else empty.
+    #: If all ranks arrived: a possible mistake in the script that records do not show; else empty.
     unseen_cause: str = ""
     #: Ranks with their current file and line: "now at train.py:7", as far as known.
     lines: tuple[tuple[int, str], ...] = ()
@@ -154,7 +157,7 @@ class Hang:
 
     @property
     def _on_groups(self) -> str:
-        """Text on functions that make groups, in which ranks are; empty if there are none."""
+        """Text about ranks that are in a function that makes a process group; empty if none is."""
         called = [
             text
             for name, text in MAKE_GROUPS.items()
@@ -197,8 +200,8 @@ class Hang:
                 idle = f"; {named_ranks(self.idle)} {none}"
             return (
                 f"{named_ranks(self.waiting)} {waits} in {asked}; "
-                f"{counted(self.unknown_ranks, 'rank')} of the group {have} issued no call in it, "
-                f"and which is not known{idle}"
+                f"{counted(self.unknown_ranks, 'rank')} of the group {have} issued no call in the "
+                f"group, and it is not known which{idle}"
             )
         if self.kind == "transfer" and self.unfit is not None:
             return f"all ranks arrived at {asked}: {self.unfit.sentence}"
@@ -286,7 +289,11 @@ def find_hang(
 
 
 def _unseen_cause(operation: PendingOperation, states: Sequence[FollowedRank]) -> str:
-    """Says what an operation may lack, other than a rank, that the records do not hold."""
+    """Returns a possible mistake in the script that keeps an operation from completing.
+
+    All ranks have arrived at the operation, and records do not show the mistake. Empty if no
+    mistake of this kind is possible.
+    """
     if family(operation.op) in UNEVEN:
         return "sizes that ranks send to each other do not fit"
     groups = [state.groups[operation.group] for state in states if operation.group in state.groups]

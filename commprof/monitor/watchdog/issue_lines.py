@@ -15,11 +15,11 @@ from commprof.analysis.collectives.mismatches import issue_rows
 from commprof.monitor.watchdog.feed import RankFeed
 from commprof.trace.schema import Kind
 
-#: Largest number of collectives of a rank that are kept: a mismatch is searched for as soon as it
-#: is recorded.
+#: Largest number of collectives of a rank that are kept. The latest are enough, because collectives
+#: are compared as soon as they are recorded.
 _MOST_KEPT = 512
-#: Lines of about this many calls of all ranks are looked up for a mismatch, but of at least so many
-#: collectives.
+#: For a mismatch, the lines of at most about ``_MOST_LOOKED_UP`` calls, summed over the ranks, are
+#: looked up. Even with many ranks, the last ``_LEAST_LOOKED_UP`` collectives are looked up.
 _MOST_LOOKED_UP, _LEAST_LOOKED_UP = 1 << 14, 32
 
 #: The lines of a stack; ranks have many stacks in common.
@@ -52,9 +52,9 @@ class IssueLines:
     def of(self, group: str, seq: int, ranks: Collection[int]) -> dict[int, dict[int, str]]:
         """Returns the lines that issued a group's collectives up to ``seq``, by number and rank.
 
-        Each with the lines that called it, see ``call_path``. Of earlier collectives, only those
-        are returned whose lines are known on all of ``ranks``, and the fewer the more ranks there
-        are.
+        Each text also names the lines that called the issuing line, see ``call_path``. A collective
+        before ``seq`` is left out if its line is not known on each of ``ranks``. The more ranks
+        there are, the fewer collectives before ``seq`` are looked up.
         """
         first = seq - max(_LEAST_LOOKED_UP, _MOST_LOOKED_UP // len(ranks))
         paths: dict[int, dict[int, str]] = {}

@@ -81,7 +81,8 @@ _FRAME = re.compile(r"^ {4}(?P<function>.*) \((?P<file>[^()]+):(?P<line>\d+)\)$"
 _OF_LIBRARY = re.compile(r"^(?:torch|commprof|<)|/(?:site|dist)-packages/")
 
 
-#: Functions that make a process group and wait for other ranks to do so, and which ranks must.
+#: Functions that make a process group and wait for other ranks; by function, a text that says which
+#: ranks must call it.
 MAKE_GROUPS: Final = {
     "new_group": (
         "all ranks must call new_group in the same order, or, with use_local_synchronization, all "
@@ -100,8 +101,8 @@ _AFTER_SCRIPT = re.compile(r"^ {4}_shutdown \(threading\.py:\d+\)$", re.MULTILIN
 def script_places(stacks: Mapping[int, str]) -> dict[int, str]:
     """Returns each rank's text on its script's current line: "now at train.py:7".
 
-    Empty if the line is not known. If all ranks are at one line of a helper, the lines that called
-    it are said too, where they differ.
+    The text is empty if the line is not known. If all ranks are at the same line, for example of a
+    helper function, the text also names the lines that called it, as far as they differ.
 
     stacks: by rank, the text of a ``StackDump``.
     """
@@ -114,7 +115,7 @@ def script_places(stacks: Mapping[int, str]) -> dict[int, str]:
 
 
 def _makes_group(stacks: str) -> str:
-    """Text on a function in which a rank makes a process group; empty if it makes none."""
+    """Names the function in which a rank makes a process group: ", in new_group"; else empty."""
     made = _MAKES_GROUP.search(_main_thread(stacks))
     return f", in {made[1]}" if made else ""
 

@@ -20,11 +20,12 @@ FLOOR_S = 10.0
 _LEARN_STEPS = 10
 #: Number of recent steps that median and deviation cover.
 _RECENT_STEPS = 500
-#: A hang lasts longer than all three: this multiple of the median step, ...
+#: The limit of ``auto`` is at least this multiple of the median step.
 _TIMES_MEDIAN = 10.0
-#: ... the median plus this many robust standard deviations, ...
+#: The limit of ``auto`` is at least the median step plus this many robust standard deviations.
 _DEVIATIONS = 20.0
-#: ... and this multiple of the longest completed step, such as a step with a checkpoint.
+#: The limit of ``auto`` is at least this multiple of the longest completed step, such as a step
+#: with a checkpoint.
 _TIMES_LONGEST = 3.0
 _NS_PER_S = 1e9
 

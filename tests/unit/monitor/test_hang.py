@@ -536,8 +536,8 @@ def test_a_group_whose_ranks_are_not_all_known_is_not_called_a_stuck_network() -
     assert hang.to_compare(range(4)) == [0, 2, 1]
     assert hang.sentence == (
         "rank 1 waits in all_reduce number 0 of group '5' (before the first step, pending for 10.0 "
-        "s); 1 rank of the group has issued no call in it, and which is not known; ranks 0, 2, 3 "
-        "wait in no operation"
+        "s); 1 rank of the group has issued no call in the group, and it is not known which; ranks "
+        "0, 2, 3 wait in no operation"
     )
 
 
