@@ -33,14 +33,15 @@ _ENDS_TOGETHER = codes_of(*SYNCHRONISING)
 _IN_WINDOW: Final = 16
 _WINDOW_NS: Final = 1_000_000_000
 _MOST_WINDOWS: Final = 64
-#: The last of the reasons for which ends differ, and what helps: on devices, and on hosts.
+#: If ends differ too much: the last of the possible reasons, and its remedy; for collectives on
+#: devices, and for collectives on hosts.
 _ON_DEVICES: Final = (
     "ranks share a GPU and therefore end collectives at different times. Record the same steps on "
     "all ranks, with one rank per GPU"
 )
 _ON_HOSTS: Final = (
     "threads waited for a core before they could end a collective. Traces of one host need no "
-    "comparison if they name it (host_name), as torch.profiler does unless use_python_export is set"
+    "comparison of clocks if they name the host (host_name): record without use_python_export"
 )
 #: Largest accepted disagreement of the ends, as a share of the collectives' longest time on any
 #: rank.

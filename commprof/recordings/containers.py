@@ -158,11 +158,11 @@ def without_traces(entries: Sequence[os.DirEntry[str]]) -> list[os.DirEntry[str]
 
 
 def few(problems: Sequence[str]) -> list[str]:
-    """Returns sentences about left-out files; if they are many, a single one with their number."""
+    """Returns the sentences about left-out files; of many, only their number and the first few."""
     if len(problems) <= _MOST_PROBLEMS:
         return list(problems)
     first = "; ".join(problem.rstrip(".") for problem in problems[:_MOST_PROBLEMS])
-    return [f"{len(problems):,} files are left out, the first of them {first}"]
+    return [f"{len(problems):,} files are left out; the first {_MOST_PROBLEMS}: {first}"]
 
 
 def is_packed(path: Path) -> bool:

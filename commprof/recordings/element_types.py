@@ -7,8 +7,9 @@ from typing import Final
 
 from commprof.trace.schema import ELEMENT_BYTES
 
-#: c10d's name of a type ("Float") by its name in Python ("torch.float32") and in NCCL
-#: ("ncclFloat32"): torch's annotations of CUDA graphs and its recorder over CUPTI use these.
+#: c10d's name of a type ("Float") by the type's name in Python ("torch.float32") and in NCCL
+#: ("ncclFloat32"), in lower case and without prefix. torch's annotations of CUDA graphs and its
+#: recorder over CUPTI write the names of Python and NCCL.
 _IN_C10D: Final = {
     **{"float64": "Double", "float32": "Float", "float16": "Half", "bfloat16": "BFloat16"},
     **{"int64": "Long", "int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte"},
@@ -16,8 +17,8 @@ _IN_C10D: Final = {
     **{"float8e4m3": "Float8_e4m3fn", "float8e5m2": "Float8_e5m2", "bool": "Bool"},
     **{name.lower(): name for name in ELEMENT_BYTES if name.startswith(("Float8", "UInt"))},
 }
-#: c10d's names by their letters in lower case: NCCL and Python have other names ("ncclHalf",
-#: "torch.long") that are these after a prefix. Without a prefix they are those of C++ ("float").
+#: The same for names that had a prefix. Those may also be c10d's own names after the prefix
+#: ("ncclHalf", "torch.long"). Without a prefix such a name is one of C++ ("float"), and is kept.
 _AFTER_PREFIX: Final = {name.lower(): name for name in ELEMENT_BYTES} | _IN_C10D
 _PREFIXES: Final = ("torch.", "nccl", "c10::")
 #: Bytes of an element by the names in c10d's metadata, and by the C++ names in the profiler's input

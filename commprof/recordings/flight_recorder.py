@@ -504,7 +504,8 @@ def _replaced(used: Iterable[_Description]) -> set[int]:
     """Returns the ids of groups that a later group of the same name and backend replaced.
 
     If a script destroys its process groups and makes them again, c10d uses their names, and the
-    numbers of their operations, again. What the destroyed groups had pending, they gave up.
+    numbers of their operations, again. Operations that were pending in the destroyed groups do not
+    count, because these groups have given them up.
     """
     ids: dict[tuple[str, str], set[int]] = {}
     for about in used:

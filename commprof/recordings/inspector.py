@@ -72,7 +72,8 @@ def looks_like_log(head: bytes) -> bool:
 def is_inspector(path: Path) -> bool:
     """True if a file, folder or archive holds a log of NCCL Inspector.
 
-    Names suffice too: the name of an empty file, or the names of all files in a folder.
+    Without content, names decide: an empty file must have the name of a log, and in a folder all
+    names must be those of logs.
     """
 
     def wanted(head: bytes) -> bool:

@@ -99,7 +99,9 @@ class InspectorTail:
         self.empty = []
         for count, file in enumerate(self.folder.rglob("*")):
             if count >= MOST_FILES:
-                self._complain(f"the folder holds more than {MOST_FILES:,} files; others left out")
+                self._complain(
+                    f"the folder holds more than {MOST_FILES:,} files; the others are not read"
+                )
                 return
             if file in self.logs or file in self._others:
                 continue

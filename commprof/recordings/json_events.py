@@ -242,7 +242,8 @@ class EventReader:
 
     def _may_continue(self, error: ValueError) -> bool:
         """True if the value may be valid once more of the text is there."""
-        if not isinstance(error, json.JSONDecodeError):  # Python takes no huge integers
+        # An integer with too many digits for Python: more text cannot help.
+        if not isinstance(error, json.JSONDecodeError):
             return False
         cut = len(self._text) - error.pos < _MAY_BE_CUT_CHARS
         return cut or error.msg.startswith(_MAY_CONTINUE)

@@ -207,7 +207,7 @@ def _of_csv(text: str) -> Iterator[dict[str, str]]:
 
 
 def _record_row(record: Mapping[str, str]) -> NcclTestsRow | None:
-    """Makes a row of a record, with ``count`` 0; None if the record's size or time is zero."""
+    """Makes a row of a record, with ``count`` 0; None without a positive size and time."""
     time_us, size = number(record.get("time")), number(record.get("size"))
     if not (0 < time_us < math.inf and size > 0):
         return None

@@ -60,7 +60,7 @@ class TestedSpread:
 
 @dataclass(frozen=True)
 class NcclTestsRow:
-    """One result of nccl-tests; a line of the table holds one out of place and one in place."""
+    """One result of nccl-tests. A line of the table holds two: one out of place, one in place."""
 
     size_bytes: int
     count: int
@@ -150,9 +150,10 @@ def operation(program: str, stem: str, columns: Sequence[str]) -> str:
 def operation_of_rows(rows: Sequence[NcclTestsRow]) -> str:
     """Returns the operation that redop, root, sizes and busbw / algbw show; empty if several fit.
 
-    busbw / algbw is 2 (n - 1) / n for all_reduce, which exceeds 1 from three ranks on, and at most
-    1 for the others. Only reduce has a reduction and a root. Of the others with a root, only
-    broadcast has busbw equal to algbw, and buffers that hold no part per rank.
+    busbw / algbw is 2 (n - 1) / n for all_reduce, which exceeds 1 from three ranks on. It is at
+    most 1 for all other operations. Only reduce has a reduction and a root. Of the operations with
+    a root and no reduction, only broadcast has busbw equal to algbw, and buffers that are not
+    divided into a part per rank.
     """
     exact = [
         row.busbw.value / row.algbw.value
@@ -185,8 +186,8 @@ def without_contradictions(
 ) -> tuple[list[NcclTestsRow], list[str]]:
     """Leaves out single rows whose algbw is not size / time; also returns remarks on them.
 
-    If more than a tenth of the rows are such, it is not known which figures are right. Then the
-    times are used.
+    If this is so in more than a tenth of the rows, it is not known which figures are right. Then
+    all rows are kept, and their times are used.
     """
     agreeing = [row for row in rows if _agrees(row, ranks)]
     damaged = len(rows) - len(agreeing)
@@ -195,7 +196,7 @@ def without_contradictions(
     if damaged > _DAMAGED * len(rows):
         return list(rows), [
             f"algbw of {damaged} of {counted(len(rows), 'result')} is not size / time; the times "
-            "are taken"
+            "are used"
         ]
     are = "is" if damaged == 1 else "are"
     what = f"{counted(damaged, 'result')} whose algbw is not size / time {are} left out"
@@ -223,14 +224,15 @@ def _agrees(row: NcclTestsRow, ranks: int) -> bool:
 def about_roots(rows: Sequence[NcclTestsRow]) -> list[str]:
     """Returns remarks on rows of several roots (``-r all``)."""
     roots = len({row.root for row in rows})
-    return [f"times of {roots} roots are taken together"] if roots > 1 else []
+    return [f"times of {roots} roots are combined for each size"] if roots > 1 else []
 
 
 def in_rounds(rows: Iterable[NcclTestsRow], first: int = 0) -> list[NcclTestsRow]:
-    """Numbers the passes over all sizes of one table, from ``first`` on.
+    """Numbers the passes of one table over all sizes, from ``first`` on.
 
-    A pass begins where the size falls. Rows of one size follow each other within a pass if sizes
-    were rounded to the same; if the table has one size only, each row is a pass.
+    A pass begins where the size falls. Two successive rows of the same size belong to one pass:
+    nccl-tests may have rounded two sizes to the same. But if the table has a single size, each row
+    is a pass. All this applies to the rows of one type, reduction, root and placement.
     """
     rows = list(rows)
     single = len({row.size_bytes for row in rows}) == 1

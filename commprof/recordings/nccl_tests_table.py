@@ -32,7 +32,8 @@ _REDOP = re.compile(r"[A-Za-z]+")
 #: Names of element types, for a row whose results are not in its line.
 _TYPE = re.compile(r"u?int\d*|char|half|double|b?float\w*|bf16|fp?\d+\w*")
 _ROOT = re.compile(r"-?\d+(?![\d.])")
-#: Columns of numbers of a result; another column may hold any word.
+#: Columns of a result that hold numbers, besides columns of errors and of single iterations. All
+#: other columns may hold any word.
 _NUMBERS = ("time", "gputime", "cputime", "hipevt", "algbw", "busbw")
 #: Columns after the results.
 _NAMES_BEHIND = ("timestamp", "algo", "proto", "nchannels")
@@ -40,7 +41,8 @@ _NAMES_OF_TIME = ("time", "gputime")
 _NAMES_OF_WRONG = ("#wrong", "wrong", "error", "errors", "res")
 #: Columns with the largest error instead of the number of wrong elements, before 2.13.
 _NAMES_OF_DELTA = ("error", "errors", "res")
-#: Largest error per further rank that nccl-tests before 2.13 allows (``DeltaMaxValue``).
+#: Largest error that nccl-tests before 2.13 allows on two ranks; on n ranks it allows n - 1 times
+#: as much (``DeltaMaxValue``).
 _DELTAS = {"half": 1e-2, "bfloat16": 1e-2, "float": 1e-5, "double": 1e-12}
 _LEAST_DELTA = 1e-200
 

@@ -1,8 +1,8 @@
 """Reads the text that nccl-tests and rccl-tests print, as launchers and terminals left it.
 
-Read line by line, so that a log may be of any length: NCCL's own lines (``NCCL_DEBUG``) and lists
-of thousands of ranks stand before the table. Tags of mpirun, labels before each line, colours and
-carriage returns are ignored. A log may hold several tables.
+A log is read line by line, so that it may be of any length: NCCL's own lines (``NCCL_DEBUG``) and
+lists of thousands of ranks stand before the table. Tags of mpirun, labels before each line, colours
+and carriage returns are ignored. A log may hold several tables.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ _RANK = re.compile(
 _STARTING = re.compile(r"Collective test starting: *(\w+)")
 _CONCLUDED = re.compile(r"Collective test concluded: *(\w+)")
 _PROGRAM = re.compile(r"\w+_perf")
-#: Results of the same test on other hosts may differ by less than this factor.
+#: If times of two results of the same test differ by this factor or more, the results are taken to
+#: be from different machines.
 _OTHER_MACHINES = 1.4
 #: Number of lines above the column names among which the placement is looked for.
 _ABOVE = 4
@@ -146,7 +147,8 @@ def read_text(path: Path) -> tuple[NcclTestsLog, ...]:
 def _refuse_other_machines(first: NcclTestsLog, second: NcclTestsLog) -> None:
     """Refuses two results of the same test whose times are not those of one kind of machine.
 
-    A page or a collected log may hold results of several clusters, which no line fits.
+    A web page or a collected log may hold results of several clusters. No single cost curve fits
+    them all.
 
     Raises:
         ValueError: their times differ by more than ``_OTHER_MACHINES``, in the median of the sizes.
@@ -210,7 +212,7 @@ def _logs(stem: str, content: _Content) -> Iterator[NcclTestsLog]:
 def _operation(section: _Section, content: _Content, stem: str) -> str:
     """Returns the operation that a name tells; empty if only the rows tell it.
 
-    A name elsewhere in the file, or the file's own name, counts only if all tables may have it.
+    A name elsewhere in the file, or the file's own name, counts only if it may hold for all tables.
 
     Raises:
         ValueError: neither a name nor the rows tell it.
@@ -249,7 +251,7 @@ def _took_part(
     if lost and len(groups) == 1 and ranks == stated[0]:
         remarks.append(
             f"the lines `# Rank` of {counted(len(lost), 'rank')} ({rank_list(lost)}) are missing; "
-            f"{ranks} ranks took part, as the highest number says"
+            f"{ranks} ranks took part, as the highest rank shows"
         )
     if len(groups) > 1:
         remarks.append(
@@ -263,8 +265,8 @@ def _took_part(
     alone = max(map(len, by_rank.values()), default=1)
     if alone > 1:
         remarks.append(
-            f"{alone} processes number their ranks from 0, so each measured alone (nccl-tests is "
-            "built with MPI=1 to measure together)"
+            f"{alone} processes number their ranks from 0, so each measured alone (build "
+            "nccl-tests with MPI=1 to measure all ranks together)"
         )
         return ranks, len({min(names) for names in by_rank.values()}), remarks
     if len(hosts) < 2 and ranks > len(member_ranks):

@@ -156,7 +156,8 @@ _TOOLS: Final = (
         "which shows allocations, not collectives",
     ),
 )
-#: Tables that a job's log may hold beside what tells more; of the same form.
+#: Tables that a job's log may hold next to texts that show more: a table counts only if nothing
+#: else is recognised. Same form as ``_TOOLS``.
 _TABLES: Final = (
     (
         rb"Self CPU %\s+Self CPU\s+CPU total %",
@@ -171,7 +172,8 @@ _TABLES: Final = (
     ),
 )
 _ANY: Final = re.compile(b"|".join(b"(" + pattern + b")" for pattern, _, _ in _TOOLS))
-#: One of these is in each text that a pattern matches; they are found much faster than a pattern.
+#: Each text that a pattern of ``_TOOLS`` matches has one of these words. They are searched first,
+#: because a word is found much faster than a pattern.
 _HINTS: Final = (
     *(b"# OSU ", b"t_avg[usec]", b"MPI Benchmarks", b"t_min[usec]", b"Comm. Op", b"comm op: "),
     *(b"size(B)", b"data_size(Bytes)", b"Initializing MSCCL++", b"Job summary", b"#iterations"),
@@ -205,7 +207,8 @@ _NAMES: Final = (
         "a trace of Perfetto in its binary form",
     ),
 )
-#: Text around which other programs' results may stand: counts only if none of ``_TOOLS`` is found.
+#: Text of an nccl-tests run. Results of other programs may stand before and after it, so it counts
+#: only if none of ``_TOOLS`` is found.
 _STARTED_TEST: Final = re.compile(
     rb"# nThread \d+ nGpus \d+ minBytes|Test (?:NCCL|CUDA|HIP) failure \w+\.(?:cu|cpp)"
 )
@@ -272,7 +275,7 @@ def _by_text(path: Path, most_bytes: int) -> str:
         work, about = (printable(part.decode(errors="replace")) for part in waited.groups())
         return (
             f"a job's log, in which torch's watchdog stopped {work}({about}): the Flight Recorder "
-            "dumps of all ranks tell who was waited for"
+            "dumps of all ranks show which ranks were waited for"
         )
     if match:
         _, what, why = _TOOLS[(match.lastindex or 1) - 1]
@@ -286,5 +289,5 @@ def _by_text(path: Path, most_bytes: int) -> str:
         if not started:
             return about_nccl_log(opened, searched)
         failure = first_failure(opened, searched)
-    why = f': "{failure}"' if failure else ": it failed or was cut off before that"
+    why = f': "{failure}"' if failure else ": it failed or was cut off before its first result"
     return f"the text of an nccl-tests run without any result{why}"

@@ -74,7 +74,8 @@ _OUR_TIMELINE: Final = b'"otherData":{"commprof"'
 _FEW: Final = 8
 #: First sequence number given to collectives that have no recorded number.
 _FIRST_SEQ: Final = 1 << 24
-#: Number of sequence numbers that are reserved for each window of a recording.
+#: Number of sequence numbers reserved for each window: each of the files from which a rank's
+#: recording was joined.
 _OF_WINDOW: Final = 1 << 19
 
 
@@ -385,9 +386,9 @@ def _numbers_by_step(
 ) -> dict[tuple[int, str], list[int]]:
     """Returns the numbers of the calls by rank and group, for groups whose calls differ.
 
-    Each call in a step that all ranks recorded has a number. If the calls of a step differ, or if
-    some rank did not record the step, each rank has different numbers, so that no call of the step
-    matches a call of another rank.
+    In a step that all ranks recorded with the same calls, the n-th calls of all ranks get the same
+    number. In any other step each rank gets numbers of its own, so that no call of the step matches
+    a call of another rank.
     """
     common = set[int].intersection(
         *({*recording.steps.number.tolist()} for recording in by_rank.values())
@@ -439,13 +440,20 @@ def _have_same_steps(by_rank: dict[int, RankRecording]) -> bool:
 
 
 def _kind(call: Call) -> tuple[str, int]:
-    """Returns the properties that all ranks of a collective share: operation, and size or -1."""
+    """Returns the properties that all ranks of a collective share: operation and size.
+
+    The size is -1 if it is not known or may differ between ranks.
+    """
     is_even = not call.op.startswith(UNEVEN) and call.dtype != ""
     return form_of(call.op), max(call.bytes_in, call.bytes_out) if is_even else -1
 
 
 def _alike(of_ranks: Sequence[Sequence[tuple[str, int]]]) -> bool:
-    """True if the calls that all ranks have agree, as far as their sizes are known."""
+    """True if the ranks' first calls agree, their second calls agree, and so on.
+
+    Calls agree if their operations, and their sizes as far as known, are equal. Calls for which
+    some rank has no counterpart are not compared.
+    """
     for kinds in zip(*of_ranks, strict=False):
         if len({op for op, _ in kinds}) > 1 or len({size for _, size in kinds} - {-1}) > 1:
             return False

@@ -118,7 +118,7 @@ class CallColumns(Sequence[Call]):
             kinds: the kinds, by the ids in ``kind``.
             kind: the kind of each call.
             columns: the columns in ``_COLUMNS``.
-            launching: what launched each call; None if that is not known.
+            launching: c10d's ranges around the launch of each call; None if not known.
             kernels: by row, the kernels of the calls that have several.
         """
         self.kinds, self.kind = kinds, kind

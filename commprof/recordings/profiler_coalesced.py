@@ -83,9 +83,9 @@ def _names_collective(ranges: EventTable, texts: EventTexts) -> Mask:
 
 
 def _launch_communication(events: ProfilerEvents, thread: int, calls: EventTable) -> Mask:
-    """True for a thread's operators that launched kernels which may carry out their calls.
+    """True for the operators of a thread in which a kernel that may be communication was launched.
 
-    Such a kernel is one of communication, or one that was not recorded.
+    Such a kernel is recorded as communication, or not recorded at all.
     """
     ids = np.frombuffer(events.launched, np.int64)
     mine = np.frombuffer(events.launching_thread, np.int64) == thread

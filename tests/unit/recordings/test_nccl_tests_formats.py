@@ -679,7 +679,7 @@ def test_times_of_several_roots_are_one_row_and_are_said(tmp_path: Path) -> None
     path = tmp_path / "job.out"
     path.write_text("".join(lines))
     (log,) = read_nccl_tests(path)
-    assert log.remarks == ("times of 2 roots are taken together",)
+    assert log.remarks == ("times of 2 roots are combined for each size",)
     assert len(read_sweep(path).rows) == 20
 
 
@@ -698,7 +698,7 @@ def test_results_whose_time_and_bandwidth_contradict_each_other_are_left_out(
     )
     log = log_of(tmp_path, "\n".join(slower))
     assert len(log.rows) == 20
-    assert log.remarks == ("algbw of 10 of 20 results is not size / time; the times are taken",)
+    assert log.remarks == ("algbw of 10 of 20 results is not size / time; the times are used",)
     document = as_json(8, [(rank, 0) for rank in range(8)])
     document["results"][8]["in_place"] = {  # type: ignore[index]
         **document["results"][8]["in_place"],  # type: ignore[index]

@@ -212,7 +212,7 @@ def test_a_job_that_the_watchdog_stopped_is_sent_to_its_dumps(
     (tmp_path / "train.log").write_text(WATCHDOG)
     line = _refusal(tmp_path / "train.log", capsys)
     assert "torch's watchdog stopped WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=5" in line
-    assert "the Flight Recorder dumps of all ranks tell who was waited for" in line
+    assert "the Flight Recorder dumps of all ranks show which ranks were waited for" in line
     assert "train.log is a job's log" in _refusal(tmp_path, capsys)  # in a folder, too
 
 
@@ -305,7 +305,7 @@ def test_a_failed_run_of_nccl_tests_is_no_log_of_nccl_alone(
     line = _refusal(path, capsys)
     assert f'is the text of an nccl-tests run without any result: "{said}"' in line
     path.write_text(FAILED.split("node1: Test")[0])
-    assert "it failed or was cut off before that" in _refusal(path, capsys)
+    assert "it failed or was cut off before its first result" in _refusal(path, capsys)
     header = (
         "#             out-of-place\n"
         "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"

@@ -18,14 +18,14 @@ def test_up_to_three_files_have_a_line_each_and_more_one_line_together() -> None
     lines = [f"{number}.json: cut off" for number in range(20)]
     assert few(lines[:3]) == lines[:3]
     assert few(lines) == [
-        "20 files are left out, the first of them 0.json: cut off; 1.json: cut off; 2.json: cut off"
+        "20 files are left out; the first 3: 0.json: cut off; 1.json: cut off; 2.json: cut off"
     ]
 
 
 def test_a_folder_of_unreadable_files_says_so_in_one_line(tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"bad_{number:02}.json").write_text(CUT_OFF)
-    with pytest.raises(CommprofError, match="20 files are left out, the first of them bad_00"):
+    with pytest.raises(CommprofError, match="20 files are left out; the first 3: bad_00"):
         read_recording(tmp_path)
 
 
