@@ -201,8 +201,8 @@ def _of_mpi(variables: Mapping[str, str], task: Launched, endpoint: str | None) 
         )
     else:
         port = number_of(variables, "MASTER_PORT", default=port)
-    # Launchers that set only PMI's variables do not tell the rank within the host. ``hosts`` is 1
-    # for them, because they do not tell the number of ranks on the host either.
+    # Launchers that set only PMI's variables give neither the rank within the host nor the number
+    # of ranks on the host. All ranks then count as ranks of one host.
     local_rank = task.rank % local if task.local_rank is None else task.local_rank
     return LaunchedRank(
         "mpirun", task.rank, task.world_size, local_rank, local, hosts, address, port

@@ -92,8 +92,8 @@ class Monitor:
         self._follow_logs()
         if self._logs is not None and (settings.jsonl or settings.tensorboard):
             raise UsageError(
-                "--metrics-jsonl and --metrics-tensorboard need steps, which logs of NCCL "
-                "Inspector do not tell; give --metrics, --metrics-address or --metrics-textfile"
+                "--metrics-jsonl and --metrics-tensorboard need step numbers, which logs of NCCL "
+                "Inspector do not hold; give --metrics, --metrics-address or --metrics-textfile"
             )
         self._outputs = list(self._open(settings))
 

@@ -137,7 +137,7 @@ def settled_ranks(
         ]
     if not stated:
         raise ValueError(
-            "it does not say which ranks took part, and busbw / algbw does not tell; keep the "
+            "it does not say which ranks took part, nor does busbw / algbw show it; keep the "
             "lines `# Rank ...` of the output"
         )
     is_of = f"that of {told[0]} to {told[-1]} ranks" if told else "that of no number of ranks"

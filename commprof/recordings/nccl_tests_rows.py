@@ -22,8 +22,8 @@ _ONE_BYTE = re.compile(r"u?int8|char|fp8.*|f8.*")
 _ROUNDING = 1e-3
 #: A program of nccl-tests that measures no collective of NCCL's.
 _NO_COLLECTIVE = "hypercube"
-#: c10d's operation, by the part of the program's name that tells it. A part that contains other
-#: parts comes first.
+#: c10d's operation, by the part of the program's name that names it. A part that contains another
+#: one comes first.
 _OPS = {
     "all_reduce": "all_reduce",
     "all_gather": "all_gather",

@@ -210,12 +210,12 @@ def _logs(stem: str, content: _Content) -> Iterator[NcclTestsLog]:
 
 
 def _operation(section: _Section, content: _Content, stem: str) -> str:
-    """Returns the operation that a name tells; empty if only the rows tell it.
+    """Returns the operation that the program's or the file's name has; empty if only rows show it.
 
     A name elsewhere in the file, or the file's own name, counts only if it may hold for all tables.
 
     Raises:
-        ValueError: neither a name nor the rows tell it.
+        ValueError: neither a name nor the rows show it.
     """
     unnamed = {other.table.columns for other in content.sections if not other.program}
     is_of_each = len(unnamed) > 1 or any(other.program for other in content.sections)

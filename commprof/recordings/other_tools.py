@@ -32,16 +32,18 @@ NO_COMMAND: Final = (
     "no command reads it (commprof report reads traces of torch.profiler, Flight Recorder dumps "
     "and logs of NCCL Inspector)"
 )
-_NO_RANKS: Final = "which do not tell how many ranks took part"
+_NO_RANKS: Final = "which do not say how many ranks took part"
 _NO_TIMES: Final = "which has no times at which kernels ran"
 _NO_TRACE: Final = "not a trace of torch.profiler"
-_TELLS_NO_RANKS: Final = "which does not tell how many ranks took part"
+_TELLS_NO_RANKS: Final = "which does not say how many ranks took part"
+#: By program: a pattern of the text that it writes, a name for its files, and why they are not
+#: read.
 _TOOLS: Final = (
     (rb"# OSU [^\r\n]{1,60}(?:Test|Benchmark)", "a result of the OSU Micro-Benchmarks", _NO_RANKS),
     (
         rb"t_avg\[usec\]\s+stddev\[%\]",
         "a result of oneCCL's benchmark",
-        "which does not tell on which hosts the ranks were",
+        "which does not say on which hosts the ranks were",
     ),
     (
         rb"#\s+Intel\(R\) MPI Benchmarks|#bytes\s+#repetitions\s+t_min\[usec\](?![^\r\n]*stddev)",
@@ -51,7 +53,7 @@ _TOOLS: Final = (
     (
         rb"Comm\. Op\s+Message Size\s+Count\s|comm op: [^\r\n]{1,300} \| time \(ms\)",
         "a log of DeepSpeed's communication logger",
-        "which rounds sizes, does not tell ranks or hosts, and in version 0.19.8 adds to each call "
+        "which rounds sizes, does not name ranks or hosts, and in version 0.19.8 adds to each call "
         "the times of all earlier calls",
     ),
     (
@@ -76,8 +78,8 @@ _TOOLS: Final = (
     ),
     (
         rb"#bytes\s+#iterations\s+(?:BW peak|t_min)",
-        "a result of perftest (ib_write_bw and its kind)",
-        "which measure a link, not a collective",
+        "a result of perftest (ib_write_bw and similar programs)",
+        "which measures a link, not a collective",
     ),
     (
         rb"\[BENCHMARK\]\s+hccl\w+\(",
@@ -92,7 +94,7 @@ _TOOLS: Final = (
     (
         rb"Performance of \w+ on \d+ devices",
         "a result of DeepSpeed's communication benchmarks",
-        "which rounds sizes and does not tell hosts",
+        "which rounds sizes and does not name hosts",
     ),
     (
         rb"\"schema\"\s*:\s*\"[\d.]+-chakra|\"workload_graph\"\s*:|\x0a\x06schema",
@@ -132,7 +134,7 @@ _TOOLS: Final = (
     (
         rb"The average bandwidth of \w+ (?:with|over) \d+ ranks",
         "a result of all_reduce_bench.py",
-        "which rounds times and does not tell hosts",
+        "which rounds times and does not name hosts",
     ),
     (
         rb"nvbandwidth Version|\[P2P \(Peer-to-Peer\) GPU Bandwidth Latency Test\]",

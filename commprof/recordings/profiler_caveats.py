@@ -68,7 +68,10 @@ def caveats(
 
 
 def _unknown_in_graphs(calls: CallColumns) -> str:
-    """Returns what the kernels of CUDA graphs do not tell; torch may annotate them with sizes."""
+    """Returns what is not known of the kernels in CUDA graphs.
+
+    Sizes and groups are known if torch has annotated the kernels with them.
+    """
     told = calls.of_kind(_is_described, np.bool_)[calls.replay >= 0]
     return "phases" if len(told) and told.all() else "sizes, groups and phases"
 

@@ -102,7 +102,7 @@ def _common(traces: Sequence[Trace]) -> list[list[Cycle]]:
         have = "has" if len(lacking) == 1 else "have"
         raise CommprofError(
             f"{who} {have} no measured step with exactly one synchronised backward pass of "
-            "DistributedDataParallel, and with the same buckets on all ranks; only such steps can be "
+            "DistributedDataParallel, and the same buckets on all ranks; only such steps can be "
             "written"
         )
     return [[mine[step] for step in steps] for mine in by_rank]

@@ -164,7 +164,7 @@ def _operation(operation: PendingOperation, now_ns: int) -> dict[str, Any]:
 
 
 def _fields(operation: PendingOperation) -> dict[str, Any]:
-    """Returns an operation's fields that a running job's records tell."""
+    """Returns the fields of an operation that are known while the job runs."""
     fields = asdict(operation)
     del fields["launch"], fields["path"]
     return {**fields, "line": operation.line}

@@ -334,7 +334,7 @@ def test_the_endpoint_gives_the_waiting_that_each_rank_caused(tmp_path: Path) ->
 
 def test_outputs_of_steps_are_refused(tmp_path: Path) -> None:
     simulate(1, 2, 1, steps=3).write(tmp_path / "logs")
-    with pytest.raises(UsageError, match="need steps"):
+    with pytest.raises(UsageError, match="need step numbers"):
         Monitor(tmp_path / "logs", Settings(jsonl=tmp_path / "x.jsonl"))
 
 

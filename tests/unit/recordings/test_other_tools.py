@@ -29,14 +29,14 @@ all_reduce
 """
 )
 OTHERS = [
-    ("osu.txt", OSU, "is a result of the OSU Micro-Benchmarks, which do not tell how many ranks"),
+    ("osu.txt", OSU, "is a result of the OSU Micro-Benchmarks, which do not say how many ranks"),
     ("train.log", DEEPSPEED, "is a log of DeepSpeed's communication logger, which rounds sizes"),
     (
         "verbose.log",
         "[2026-11-30 19:40:01,123] [INFO] [logging.py:107:log_dist] [Rank 0] comm op: all_reduce | "
         "[Caller Func: train_batch] | time (ms): 1049.29 | msg size: 1.0 MB | "
         "algbw (Gbps): 0.02 | busbw (Gbps): 0.01\n",
-        "does not tell ranks or hosts, and in version 0.19.8 adds to each call the times of all "
+        "does not name ranks or hosts, and in version 0.19.8 adds to each call the times of all "
         "earlier calls",
     ),
     (
@@ -47,14 +47,14 @@ OTHERS = [
     (
         "nccom.txt",
         "     size(B)    count(elems)     type    time(us)    algbw(GB/s)    busbw(GB/s)\n",
-        "is a result of nccom-test (AWS Neuron), which does not tell how many ranks",
+        "is a result of nccom-test (AWS Neuron), which does not say how many ranks",
     ),
     ("m.log", "[1,0]<stdout>:# Initializing MSCCL++\n", "is a result of mscclpp-test"),
     ("ib.txt", " #bytes     #iterations    BW peak[MB/sec]\n", "is a result of perftest"),
     (
         "hccl.log",
         "data_size(Bytes): | aveg_time(us): | alg_bandwidth(GB/s): | check_result:\n",
-        "is a result of hccl_test (Ascend), which does not tell how many ranks",
+        "is a result of hccl_test (Ascend), which does not say how many ranks",
     ),
     (
         "ras.txt",
@@ -70,7 +70,7 @@ OTHERS = [
         "oneccl.txt",
         "# Benchmarking: allreduce\n#bytes  #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]"
         "  stddev[%]\n",
-        "is a result of oneCCL's benchmark, which does not tell on which hosts",
+        "is a result of oneCCL's benchmark, which does not say on which hosts",
     ),
     (
         "imb2.txt",
@@ -107,12 +107,12 @@ OTHERS = [
         "ucc.log",
         "       Count        Size                Time, us                 Bandwidth, GB/s\n"
         "                                 avg         min         max         avg\n",
-        "is a result of ucc_perftest, which does not tell how many ranks took part",
+        "is a result of ucc_perftest, which does not say how many ranks took part",
     ),
     (
         "bench.txt",
         "The average bandwidth of all_reduce over 16 ranks (5 warmups / 20 trials):\n",
-        "is a result of all_reduce_bench.py, which rounds times and does not tell hosts",
+        "is a result of all_reduce_bench.py, which rounds times and does not name hosts",
     ),
     ("links.txt", "nvbandwidth Version: v0.8\n", "is a result of a test of copies between GPUs"),
     (
