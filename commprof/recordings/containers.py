@@ -233,7 +233,10 @@ def _unpack_tar(file: BinaryIO, wanted: Callable[[bytes], bool], take: Take) -> 
     with tarfile.open(fileobj=file, mode="r|") as archive:
         for number, member in enumerate(archive):
             if number >= _MOST_FILES:
-                raise CommprofError(f"the archive has more than {_MOST_FILES:,} files")
+                raise CommprofError(
+                    f"the archive has more than {_MOST_FILES:,} files; make an archive that holds "
+                    "the recording only"
+                )
             inner = archive.extractfile(member) if member.isreg() else None
             if inner is not None:
                 _unpack(member.name, cast(BinaryIO, inner), member.size, wanted, take)

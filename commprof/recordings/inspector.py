@@ -213,7 +213,9 @@ def _read(path: Path, progress: Progress) -> tuple[list[InspectorLog], list[str]
 def _files(folder: Path) -> Iterator[Path]:
     for count, file in enumerate(folder.rglob("*")):
         if count >= MOST_FILES:
-            raise CommprofError(f"{quoted(folder)} holds more than {MOST_FILES:,} files")
+            raise CommprofError(
+                f"{quoted(folder)} holds more than {MOST_FILES:,} files; name a folder of logs only"
+            )
         if file.is_file():
             yield file
 

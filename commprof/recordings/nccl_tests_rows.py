@@ -141,8 +141,8 @@ def operation(program: str, stem: str, columns: Sequence[str]) -> str:
                 return op
     if {"redop", "op"} & set(columns) and "root" not in columns:
         raise ValueError(
-            "its operation may be all_reduce or reduce_scatter; rename the file so that its name "
-            "has the right one"
+            "its operation may be all_reduce or reduce_scatter; put the right one into the "
+            "file's name"
         )
     raise ValueError("it does not name its operation; put the operation into the file's name")
 
@@ -232,7 +232,7 @@ def in_rounds(rows: Iterable[NcclTestsRow], first: int = 0) -> list[NcclTestsRow
 
     A pass begins where the size falls. Two successive rows of the same size belong to one pass:
     nccl-tests may have rounded two sizes to the same. But if the table has a single size, each row
-    is a pass. All this applies to the rows of one type, reduction, root and placement.
+    is a pass. Rows of different types, reductions, roots or placements are numbered separately.
     """
     rows = list(rows)
     single = len({row.size_bytes for row in rows}) == 1

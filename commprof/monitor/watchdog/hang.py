@@ -98,7 +98,8 @@ class Hang:
     #: Number of ranks of the operation's group that have issued no call in the group. Which ranks
     #: these are is not known; the ranks of the next field may be among them.
     unknown_ranks: int = 0
-    #: If ``unknown_ranks`` is not 0: ranks that wait in no operation.
+    #: If the group has such unknown ranks: all ranks that wait in no operation and have issued no
+    #: call in the group.
     idle: tuple[int, ...] = ()
     #: Ranks whose records cannot be followed from this host.
     unseen: tuple[int, ...] = ()
