@@ -72,7 +72,7 @@ def device_calls(events: ProfilerEvents, device: int, world_size: int) -> CallCo
 def _replays(events: ProfilerEvents, correlation: Ints) -> Ints:
     """Returns, by kernel, the correlation id of the graph launch that ran it, or -1.
 
-    A launch that was not recorded is known as that of a graph if it ran several kernels.
+    If a launch was not recorded, it counts as the launch of a graph if it ran several kernels.
     """
     graphs = np.asarray(events.graph_launched, np.int64)
     lost = np.setdiff1d(correlation[correlation > 0], np.asarray(events.launched, np.int64))
@@ -97,7 +97,7 @@ def _is_operation(name: str) -> bool:
 
 
 def _ranges_of(events: ProfilerEvents) -> EventTable:
-    """Returns c10d's ranges and operators; generic operators have the name of their collective."""
+    """Returns c10d's ranges and operators; an operator takes the collective's name, if recorded."""
     issued, texts = events.issued.table, events.issued.texts
     kind_of: dict[int, int] = texts.known.setdefault(COLLECTIVE, {})
     different, argument_row = numbered(issued.arguments)
@@ -177,7 +177,7 @@ def _parents(begin_ns: Ints, end_ns: Ints) -> Ints:
     parents = np.arange(-1, len(begin_ns) - 1)
     is_after_all = np.maximum.accumulate(end_ns)[:-1] < begin_ns[1:]
     parents[1:][is_after_all] = -1
-    # All other ranges lie within the range before them, or within a range that contains that range.
+    # Any other range lies within the preceding range, or within a range around the preceding one.
     for row in 1 + np.flatnonzero((end_ns[:-1] < begin_ns[1:]) & ~is_after_all):
         parent, begin = parents[row - 1], begin_ns[row]
         while end_ns[parent] < begin:
@@ -196,7 +196,8 @@ def _kinds(
 ) -> Ints:
     """Returns the kind of each kernel's call.
 
-    Kernels with the same texts, launched in ranges with the same texts, are of one kind.
+    Kernels with equal names and arguments, launched in ranges with equal names and arguments, are
+    of one kind.
     """
     known: dict[bytes, int] = texts.known.setdefault((len(around.inside), world_size), {})
     chosen = np.concatenate((around.best[None], np.where(around.is_inside, around.inside, -1)))
@@ -220,7 +221,12 @@ def _kinds(
 
 
 def _kind(texts: EventTexts, key: Sequence[int], world_size: int) -> Call:
-    """Makes a call from the indices of its texts: of the kernel, its best range, other ranges."""
+    """Makes a call from a kernel and the ranges around its launch.
+
+    ``key`` holds indices in ``texts``: the kernel's name and arguments, 1 if the best range is
+    around the launch, then name and arguments of the best range and of each range in ``inside`` of
+    ``_Around``; -1 for no range.
+    """
     kernel, kernel_name = texts.arguments[key[1]], texts.names[key[0]]
     best, *inside = (pair for pair in zip(key[3::2], key[4::2], strict=True))
     told: dict[str, Any] = {}

@@ -101,8 +101,8 @@ class ProfilerEvents:
     #: too.
     other_copies: Intervals = field(default_factory=Intervals)
     #: Host operators, tagged with the thread. This field holds autograd's evaluations of its nodes;
-    #: the next fields hold operators that wait, functions without a namespace (which only call
-    #: others), and all other operators except c10d's.
+    #: the next fields hold operators that wait, operators without a namespace in their names (they
+    #: only call other operators), and all other operators except c10d's.
     backward: Intervals = field(default_factory=Intervals)
     waits: Intervals = field(default_factory=Intervals)
     callers: Intervals = field(default_factory=Intervals)
@@ -155,9 +155,9 @@ class ProfilerEvents:
 
     @property
     def backend_ranges(self) -> list[Event]:
-        """Ranges of collectives by backends of torch, or of the job.
+        """Ranges in which one of torch's or of the job's backends ran a collective.
 
-        Ranges of other names are left out: they may be the script's own, such as ``data:gather``.
+        Ranges with other names are left out: they may be the script's own, such as ``data:gather``.
         If the recording does not name the job's backends, a range counts if its name has words that
         only collectives have.
         """

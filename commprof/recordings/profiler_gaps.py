@@ -66,7 +66,7 @@ def recorded_steps(
 
 
 def lost_kernels(events: ProfilerEvents, launches: Launches, steps: FoundSteps) -> list[str]:
-    """Returns a caveat on launches of c10d in these steps whose kernels were not recorded."""
+    """Returns a caveat on c10d's launches in the given steps whose kernels were not recorded."""
     if events.graph_launched:  # kernels launched into a graph run later, or never
         return []
     at, has_kernel = launches

@@ -3,9 +3,10 @@
 Two kinds of events tell of one collective: c10d's operator (``c10d::_reduce_scatter_base_``), which
 issues it, and the range in which the backend ran it, on a thread of its own (``gloo:all_reduce``).
 Neither event names the other. They are joined by their tensors: a range belongs to the operator
-with the same input, in the order of issue. The operator names the collective, because the backend
-may run it as another operation: gloo runs a reduce-scatter as an all-reduce of the whole input, a
-list reduce-scatter as one all-reduce for each rank, and ``monitored_barrier`` as messages.
+with the same input, in the order of issue. The collective's name comes from the operator, not from
+the range, because the backend may run another operation instead: gloo runs a reduce-scatter as an
+all-reduce of the whole input, a list reduce-scatter as one all-reduce for each rank, and
+``monitored_barrier`` as messages.
 
 The operator's tensors also tell the size of the process group: an all-gather's output, for example,
 is its input times this size. :mod:`profiler_groups` finds the group.
@@ -49,8 +50,8 @@ _C10D: Final = "c10d::"
 
 #: Number of elements of each tensor; None if not recorded.
 Elements = tuple[int, ...] | None
-#: Key by which ranges are joined with operators: the operation's form, and the numbers of elements
-#: of its input.
+#: Key by which ranges are joined with operators: the operation without its variants (``form_of``:
+#: "all_gather" for "all_gather_into_tensor"), and the numbers of elements of its input.
 _Kind = tuple[str, Elements]
 
 
@@ -256,9 +257,9 @@ def _inputs(transfer: Event) -> Elements:
 def _ranges(events: ProfilerEvents, issued: Sequence[_Issued]) -> tuple[list[Event], list[Event]]:
     """Returns the ranges of collectives in order, and ranges that may be the script's own.
 
-    A script may give such a name to a range around its own call, so a range does not belong to a
-    backend if it begins before the operator and encloses it. A common word such as ``data:gather``
-    counts if the job has a backend of that name, or if c10d issued the same operation.
+    A script may name a range around its own call like a backend's range. So if no backend has the
+    name before the colon, a range is left out if an operator of its thread begins within it. A name
+    of common words, such as ``data:gather``, counts only if c10d issued the same operation.
     """
     issuing = {form_of(call.op) for call in issued}
     begins: defaultdict[int, list[int]] = defaultdict(list)
@@ -388,9 +389,9 @@ def _other_kinds(
 ) -> Sequence[_Kind]:
     """Returns the kinds of ranges that operators without ranges of their own kind may have.
 
-    These are kinds of the same form, if the input was not recorded on one side or the backend
-    describes inputs in another way. If no range has this form, they are the kinds with the same
-    input: the backend then runs the operation as another one.
+    These are kinds of the same form, if the input of the operators or of the ranges was not
+    recorded, or if the backend describes inputs in another way. If no range has this form, they are
+    the kinds with the same input: the backend then runs another operation instead.
 
     Args:
         kind: the kind of the operators.
@@ -439,9 +440,10 @@ def _in_order(
 def _blocking(
     issued: Sequence[_Issued], ran: Sequence[Event], around: Sequence[int]
 ) -> frozenset[str]:
-    """Returns the names whose operators all enclose a range from begin to end.
+    """Returns the names of operators that return only when their operation is complete.
 
-    An operator that only issues may enclose a range by chance, if its thread lacked a core.
+    Every operator with such a name encloses a range. A single operator that does not wait may
+    enclose a range by chance, if its thread was not running for a while.
     """
     encloses = {
         outer
@@ -553,7 +555,10 @@ def _lists(event: Event) -> list[list[int]]:
 
 
 def _peer(issued: _Issued) -> dict[str, Any]:
-    """Returns the root or the other rank of a message, which is an operator's first number."""
+    """Returns, as fields of a call, a collective's root or the other rank of a message.
+
+    This rank is the first whole number among the operator's arguments. Empty if there is none.
+    """
     has_peer = issued.op in (*ROOTED, "send", "recv") and issued.event.name.startswith(_C10D)
     numbers = (text for text in _concrete(issued.event) if text.isdecimal() and len(text) < 7)
     number = next(numbers, "") if has_peer else ""

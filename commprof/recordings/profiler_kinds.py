@@ -134,7 +134,7 @@ LIST_OF: Final = {
     EventKind.RANGE: "ranges",
     EventKind.ISSUE: "issued",
 }
-#: Operators that are told apart by their names.
+#: Operators that have a kind of their own, by name.
 _OPERATORS: Final = {_COPIED_BACK: EventKind.COPY_BACK, _CHUNK: EventKind.CHUNK}
 #: Kinds of events of a device, which have a correlation id and a stream.
 OF_DEVICE: Final = (

@@ -102,8 +102,8 @@ def recorded_rank(name: str, events: ProfilerEvents, beside: int | None = None) 
     """
     if len(events.of_host) > 1:
         raise TraceError(
-            f"it holds the events of {len(events.of_host)} processes, so that some tool merged the "
-            "traces of several ranks; give the traces of the single ranks, in one folder"
+            f"it holds the events of {len(events.of_host)} processes: some tool has merged the "
+            "traces of several ranks; give the original traces, one per rank, in one folder"
         )
     events = with_unnamed_communication(events)
     about = events.about
@@ -422,7 +422,7 @@ def _groups(recording: RankRecording, rank: int) -> tuple[dict[int, Group], Ints
     groups: dict[int, Group] = {}
     different, kind_of_call = numbered(recording.calls.kind)
     first = np.full(len(different), len(kind_of_call))
-    first[kind_of_call[::-1]] = np.arange(len(kind_of_call))[::-1]  # the first call counts
+    first[kind_of_call[::-1]] = np.arange(len(kind_of_call))[::-1]  # the first call of each kind
     of_kind = np.zeros(len(different), np.int64)
     for turn in np.argsort(first).tolist():  # in the order of their first calls
         call = recording.calls.kinds.kinds[int(different[turn])]
@@ -484,10 +484,9 @@ def _metadata(
 def rank_in_name(name: str) -> int | None:
     """Returns the rank in a file's name, or in its folder's name; None if there is none.
 
-    In place of the folder of Ascend's profiler, the folder that holds it counts.
-
     The rank is the number after "rank", "worker", "trainer" or "gpu"; else a number of at most four
-    digits before a dot in the file's name.
+    digits before a dot in the file's name. If the folder is ``ASCEND_PROFILER_OUTPUT``, the name of
+    the folder above is read instead.
     """
     file = Path(name)
     folder = file.parent.parent if file.parent.name == _OF_ASCEND else file.parent
@@ -505,7 +504,10 @@ def rank_in_name(name: str) -> int | None:
 
 
 def rank_beside(file: Path) -> int | None:
-    """Returns the rank that Ascend's profiler wrote beside the folder of a trace; else None."""
+    """Returns the rank in the name of ``profiler_info_RANK.json``; None if there is no such file.
+
+    Ascend's profiler writes this file beside the trace's folder, ``ASCEND_PROFILER_OUTPUT``.
+    """
     if file.parent.name != _OF_ASCEND:
         return None
     try:

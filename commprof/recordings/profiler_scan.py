@@ -67,7 +67,7 @@ _CATEGORY_CODES: Final = np.array([int(category) for category in CATEGORIES.valu
 
 
 class _Columns(NamedTuple):
-    """Columns of the last scan that are kept, each copied from the scanner once."""
+    """Columns of the last scan, each copied from the scanner once."""
 
     name: Ints
     begin_ns: Ints

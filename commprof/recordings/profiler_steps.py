@@ -94,7 +94,10 @@ class FoundSteps:
 
     @property
     def repeats(self) -> bool:
-        """True if steps are repeating calls or the whole recording: perhaps no training steps."""
+        """True if the steps may not be training steps.
+
+        They were then found from repeating calls, or the whole recording counts as one step.
+        """
         return bool(self.said) and not self.by_updates
 
 
@@ -139,12 +142,14 @@ def _of_one_thread(marked: Sequence[Event]) -> list[Event]:
 def _updates(events: ProfilerEvents) -> list[int]:
     """Returns the ends of the updates of one optimizer, each of which ends a step.
 
-    Only the outermost of nested updates counts, and no update inside a backward pass (an optimizer
-    per parameter). Optimizers are distinguished by the name of their class; optimizers of one class
-    by the order of their updates since the last backward pass. A CUDA graph hides backward passes.
-    So the order also starts again after the usual number of updates of the class between two
-    passes. The optimizer with most updates counts; if several have equally many, the one that
-    updates first.
+    Of nested updates, only the outermost counts. An update inside a backward pass does not count:
+    it belongs to a script with an optimizer per parameter.
+
+    Optimizers are distinguished by the name of their class. Optimizers of one class are numbered by
+    their turn: the first to update after a backward pass, the second, and so on. A CUDA graph hides
+    backward passes, so the turns also start again after as many updates as the class usually makes
+    between two passes. The returned updates are those of the optimizer with most updates; if
+    several have equally many, of the one that updates first.
     """
     ranges = events.ranges.named(_is_update)
     ranges.sort(key=lambda e: (e.begin_ns, -e.end_ns))

@@ -20,10 +20,11 @@ from commprof.trace.stretches import stretches
 
 
 def with_unnamed_communication(events: ProfilerEvents) -> ProfilerEvents:
-    """Returns the events with kernels that a backend outside of torch launched as communication.
+    """Marks the kernels that a backend outside of torch launched as communication.
 
-    Returns the same events if there are no such kernels, or if the trace has kernels of
-    communication with known names.
+    Returns the events with these kernels moved from ``kernels`` to ``communication``. Returns the
+    same events if there are no such kernels, or if the trace has kernels of communication with
+    known names.
     """
     rows, of_ranges = events.backend_range_rows, events.ranges
     of_torch = of_ranges.texts.mask(is_backend_of_torch)[of_ranges.table.name[rows]]

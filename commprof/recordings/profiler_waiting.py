@@ -1,16 +1,16 @@
 """When the training thread of a recording without device kernels waited for collectives.
 
-A thread that waits records nothing, and goes on when the collective is complete. So between two
-successive begins or ends of the thread's events, it waited until the last collective that was
-completed meanwhile, and then ran Python; if none was completed, it did not wait.
+A thread that waits records nothing, and goes on when the collective is complete. Take two
+successive begins or ends of the thread's events. If collectives were completed between them, the
+thread waited until the last of these was complete, and then ran Python; otherwise it did not wait.
 
-A thread that lacks a core goes on late after a collective, and counts as waiting until it goes on.
-If an operator waited, its end tells when the thread went on. In Python, the time from the
-collective's end to the thread's next event is about the same at the same call of each step, and a
-lack of a core makes it longer. So the part of this time beyond its median over the steps counts as
-waiting, unless the part is too long for a lack of a core. If the time since the thread's previous
-event varies less than the time since the collective's end, the thread did not wait for this end,
-and nothing more counts.
+If no CPU core is free for the thread, it goes on late after a collective, and counts as waiting
+until it goes on. If an operator waited, its end tells when the thread went on. In Python, the time
+from the collective's end to the thread's next event is about the same at the same call of each
+step, and longer if the thread has to wait for a core. So the part of this time beyond its median
+over the steps counts as waiting, unless the part is too long for a wait for a core. If the time
+since the thread's previous event varies less than the time since the collective's end, the thread
+did not wait for this end, and no time after this end counts as waiting.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ def host_waiting(
     A thread that copies a bucket back for DDP has waited for this bucket. So if such a copy follows
     although no collective has completed, and a collective is in flight, the thread has waited too:
     gloo's thread lacked a core and recorded the completion late. If such a copy follows while
-    gloo's thread is still within the callbacks of a collective, the thread has waited for what they
-    compute, as the rest of PowerSGD's hook: gloo's thread ends the range only afterwards.
+    gloo's thread is still within the callbacks of a collective, the thread has waited for what the
+    callbacks compute, such as the rest of PowerSGD's hook: gloo's thread ends the range only after
+    its callbacks.
     """
     work = stretches(
         np.frombuffer(host.work.begin_ns, np.int64), np.frombuffer(host.work.end_ns, np.int64)

@@ -13,8 +13,8 @@ from typing import Final
 
 from commprof.trace.schema import OPS
 
-#: Word in the letters of a name, and c10d's name of the operation. The first match counts, so a
-#: word that contains another word comes before that word.
+#: Word to be found in the lower-case letters of a name, and c10d's name of the operation. The first
+#: match counts, so a word that contains another word comes before that word.
 _OPS_BY_WORD: Final = (
     # Kernel that ends an all-reduce of FlashInfer, whose namespace names the operation.
     ("rmsnormlamport", "other"),

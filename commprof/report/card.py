@@ -30,7 +30,7 @@ _SHOWN = 0.0005
 #: Largest number of lines of a command; for a longer command the card refers to the full report.
 _COMMAND_LINES = 5
 _ADVICE_LINES = 3
-#: Largest number of lines on a cause of the catalogue, and of its fix.
+#: Largest numbers of lines that describe a cause of the catalogue, and of lines of its fix.
 _CAUSE_LINES, _FIX_LINES = 5, 8
 _INCIDENT_LINES = 6
 #: Prefix of the names in a fix that the user must replace by names of the script.
@@ -231,7 +231,7 @@ def _shortened(text: str, most_lines: int) -> list[str]:
 
 
 def _mended(card: Card) -> list[str]:
-    """Returns the cause to mend and the lines that mend it."""
+    """Returns the lines that name the cause and show the code that fixes it."""
     following = card.following
     # If the run's result is wrong, the card's incident already ends with the advice.
     told = card.incident.endswith(following.advice)

@@ -24,7 +24,7 @@ class FullReport:
     details: tuple[WorldDetail, ...]
     #: None if the run has no figures.
     verdict: Verdict | None
-    #: None without a price.
+    #: None if no price was given.
     cost: Cost | None
     #: None if no predictions were given.
     predictions: Predictions | None = None

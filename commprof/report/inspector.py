@@ -163,7 +163,7 @@ def told_slower(slower: SlowerProcesses) -> str:
 
 
 def named_processes(slower: SlowerProcesses) -> str:
-    """Names the hosts if these are all processes of some hosts, else some of the processes."""
+    """Names the processes: by their hosts if all processes of these hosts are slow, else singly."""
     count = len(slower.processes)
     if slower.hosts:
         shown = [*map(printable, slower.hosts[:_MOST_RANKS])]

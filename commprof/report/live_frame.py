@@ -48,7 +48,7 @@ def frame(state: JobState, run: str, width: int) -> list[str]:
 
 
 def _costliest(ranks: Sequence[RankState]) -> list[RankState]:
-    """Returns the ranks to show: all or, of many, first failed ones, then the most waited for."""
+    """Returns the ranks to show: all, or if there are many, failed ones and the most waited for."""
     if len(ranks) <= _MOST_ROWS:
         return list(ranks)
     cost = sorted(ranks, key=lambda rank: (not rank.failed, -_known(rank.waited_for_s)))

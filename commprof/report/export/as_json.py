@@ -55,7 +55,7 @@ def _text(value: dict[str, Any]) -> str:
 
 
 def _write(value: dict[str, Any]) -> str | None:
-    """Returns ``json.dumps`` of plain values in a tenth of its time; None if it cannot."""
+    """Does what ``json.dumps`` does, ten times as fast; None if the C++ module cannot do it."""
     try:
         from commprof._reading import plain_json
     except ImportError:  # the module was not built, or is too old

@@ -109,7 +109,7 @@ def _members(name: str, column: Column) -> list[str]:
 
 
 def _arrows(track: Track, rows: slice, pid: int, tids: list[int], origin_ns: int) -> Iterator[str]:
-    """Yields one rank's ends of the arrows, which lead from the last rank to the waiting ranks.
+    """Yields one rank's ends of arrows, which lead from the rank that came last to those that wait.
 
     On a waiting rank, the arrow ends in an additional slice named "transfer", which lasts from the
     last rank's arrival until the collective's end. Perfetto would reverse an arrow that ended in

@@ -12,7 +12,7 @@ from commprof.recordings import profiler
 from commprof.recordings.profiler import read_recording
 from tests.support.builders.profiler_traces import Event, both, document, kernel, rank_events
 
-SAID = "it holds the events of 2 processes, so that some tool merged the traces of several ranks"
+SAID = "it holds the events of 2 processes: some tool has merged the traces of several ranks"
 
 
 def of_process(rank: int, process: object) -> list[Event]:
