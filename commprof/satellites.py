@@ -24,7 +24,7 @@ ExpectedTime = Callable[[str, int, int, bool], float]
 #: Each satellite's package, and its purpose as the end of a sentence.
 NAMES = {
     "audit": "which audits scaling reports",
-    "forecast": "which predicts and measures collectives alone",
+    "forecast": "which predicts runs and measures collectives in microbenchmarks",
     "tune": "which holds compressors, trials and the backend commprof",
 }
 
@@ -185,8 +185,8 @@ def _needed(name: str) -> ModuleType:
 
 def _lacks(name: str) -> str:
     return (
-        f"this needs the package commprof.{name}, {NAMES[name]}, which this installation of "
-        "commprof leaves out; install commprof whole"
+        f"this needs the package commprof.{name}, {NAMES[name]}; this installation of commprof "
+        "lacks it: install the full commprof package"
     )
 
 

@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
-#: Between two lines of a path: the second one calls the function of the first.
+#: Stands between two lines of code in a call path: the line after it calls the function that the
+#: line before it belongs to.
 CALLED_AT: Final = " < "
 #: Least number of neighbouring ranks, and of equally spaced ranks, that are listed as a range.
 _NEIGHBOURS, _SPACED = 3, 4

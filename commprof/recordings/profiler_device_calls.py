@@ -161,8 +161,9 @@ def _around(
 def _numbered_as(kernels: EventTable, ranges: EventTable, tells: npt.NDArray[np.bool_]) -> Ints:
     """Returns the range with each kernel's External id; -1 if there is none.
 
-    A range that begins after the kernel does not count. An External id equal to the kernel's
-    correlation id does not count either: it identifies the kernel's launch, not a range.
+    Only ranges for which ``tells`` is True are searched. A range that begins after the kernel does
+    not count. An External id equal to the kernel's correlation id does not count either: it
+    identifies the kernel's launch, not a range.
     """
     rows = np.flatnonzero(tells & (ranges.external_id > 0))
     by_number = dict(zip(ranges.external_id[rows].tolist(), rows.tolist(), strict=True))

@@ -172,7 +172,10 @@ class ProfilerEvents:
         return self.ranges.rows_named(judge)
 
     def keep(self, column: str, events: EventTable | Event) -> None:
-        """Adds events to the list ``column``, unless it has more events than any real trace."""
+        """Adds events to the list ``column``; drops those past ``_MOST_NAMED``.
+
+        No real trace has that many.
+        """
         named_events: NamedEvents = getattr(self, column)
         room = _MOST_NAMED - len(named_events)
         if isinstance(events, EventTable):
@@ -367,7 +370,10 @@ def _put_if_timed(
     arguments: dict[str, Any],
     events: ProfilerEvents,
 ) -> bool:
-    """Keeps an event of a kind; counts it and returns False if it has no usable times."""
+    """Keeps an event of a kind.
+
+    If the event has no usable times, it is only counted, and the result is False.
+    """
     try:
         begin = _moment_ns(event["ts"])
         # A length is in the unit of the begin: some tools write ns since 1970.

@@ -57,7 +57,7 @@ def recorded_steps(
         return steps, []
     caveat = (
         f"the kernels of {counted(int(lost.sum()), 'step')} of {len(begin)} were not recorded: "
-        "these steps are in no figure"
+        "these steps are left out of all figures"
     )
     kept_steps = replace(
         steps, number=steps.number[~lost], begin_ns=begin[~lost], end_ns=end[~lost]
@@ -85,8 +85,10 @@ def lost_kernels(events: ProfilerEvents, launches: Launches, steps: FoundSteps) 
     if not count:
         return []
     if count == 1:
-        return ["1 kernel that c10d launched was not recorded: its collective is in no figure"]
-    return [f"{count} kernels that c10d launched were not recorded: they are in no figure"]
+        return ["1 kernel that c10d launched was not recorded and is missing from all figures"]
+    return [
+        f"{count} kernels that c10d launched were not recorded and are missing from all figures"
+    ]
 
 
 def launches_of(events: ProfilerEvents) -> Launches:

@@ -55,7 +55,7 @@ def _told(event: Event) -> str:
 
 
 def _nests(events: ProfilerEvents) -> Iterator[Sequence[Event]]:
-    """Yields c10d's ranges and operators, each with all that lie within it, outermost first."""
+    """Yields each outermost range or operator of c10d, followed by all that lie within it."""
     of_c10d = [*events.backend_ranges, *events.issued]
     nest: list[Event] = []
     for event in sorted(of_c10d, key=lambda e: (e.thread, e.begin_ns, -e.end_ns)):

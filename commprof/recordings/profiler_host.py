@@ -158,7 +158,7 @@ def host_backend(events: ProfilerEvents) -> str:
 
 
 def _operators(events: ProfilerEvents) -> list[Event]:
-    """Returns the operators that issue, in order, with the metadata that c10d recorded in them.
+    """Returns the operators that issue collectives, in order, with the metadata recorded in them.
 
     ``record_param_comms`` inside an operator has the group's name and the number of the call. If
     there is no operator around ``record_param_comms``, it counts as the operator that it names.
@@ -218,9 +218,9 @@ def _unissued(transfer: Event) -> _Issued:
 
 
 def _elements(event: Event, argument: int) -> Elements:
-    """Returns the elements of each tensor of an argument, a tensor or a list of tensors.
+    """Returns the number of elements of each tensor in an argument: a tensor or a list of tensors.
 
-    None if it is something else, or a list of lists, whose sizes torch does not record.
+    None if the argument is something else, or a list of lists, whose sizes torch does not record.
     """
     shapes, types = event.arguments.get("Input Dims"), event.arguments.get("Input type")
     if not isinstance(shapes, list) or not isinstance(types, list):
@@ -241,7 +241,7 @@ def _elements(event: Event, argument: int) -> Elements:
 
 
 def _inputs(transfer: Event) -> Elements:
-    """Returns the elements of each tensor that a range read; None if not recorded."""
+    """Returns the number of elements of each tensor that a range read; None if not recorded."""
     shapes = transfer.arguments.get("Input Dims")
     if not isinstance(shapes, list):
         return None
@@ -257,9 +257,10 @@ def _inputs(transfer: Event) -> Elements:
 def _ranges(events: ProfilerEvents, issued: Sequence[_Issued]) -> tuple[list[Event], list[Event]]:
     """Returns the ranges of collectives in order, and ranges that may be the script's own.
 
-    A script may name a range around its own call like a backend's range. So if no backend has the
-    name before the colon, a range is left out if an operator of its thread begins within it. A name
-    of common words, such as ``data:gather``, counts only if c10d issued the same operation.
+    A script may give a range around its own call the same kind of name. So if a range does not name
+    a backend of torch or of the job, it is left out if an operator of its thread begins within it.
+    If all words of its name are common, as in ``data:gather``, it counts as a collective only if
+    c10d issued the same operation, and else as perhaps the script's own.
     """
     issuing = {form_of(call.op) for call in issued}
     begins: defaultdict[int, list[int]] = defaultdict(list)

@@ -94,7 +94,8 @@ class RankRecording:
 def recorded_rank(name: str, events: ProfilerEvents, beside: int | None = None) -> RankRecording:
     """Makes the recording of one rank from its file alone.
 
-    ``beside``: the rank that files beside this one tell, for a file that does not tell it.
+    ``beside``: the rank according to other files in the folder; it counts if the trace itself does
+    not hold its rank.
 
     Raises:
         TraceError: the file has neither communication nor kernels nor operators, or has those of

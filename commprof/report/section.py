@@ -1,4 +1,4 @@
-"""One section of a report, and the kinds of readers for which sections are made."""
+"""One section of a report, and the kinds of output for which sections are made."""
 
 from __future__ import annotations
 
@@ -57,6 +57,6 @@ def terminal(width: int) -> Medium:
     return Medium(is_page=False, width=width, most_rows=12)
 
 
-#: Function by which the file of a section makes its part of the report. It yields one section or
-#: several, or none if the run has no content for the section.
+#: Function, one per section's module, that makes the module's part of a report. It yields one
+#: section or several, or none if the run has no content for the section.
 Maker = Callable[["FullReport", Medium], Iterator[Section]]

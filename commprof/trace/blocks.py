@@ -95,7 +95,10 @@ class BlockStream:
                 self.problems.append(said)
 
     def _payload_bytes(self, header: bytes) -> tuple[int, str]:
-        """Returns the payload length of the block at ``end``, and ""; or 0, and what is wrong."""
+        """Returns the payload length of the block at ``end``, and what is wrong with the block.
+
+        If nothing is wrong, the text is empty; otherwise the length is 0.
+        """
         # The writer writes a block's header last; until then the file has a hole there.
         if len(header) < schema.BLOCK_HEADER.size or not any(header):
             return 0, f"cut off at byte {self.end}, before a block was complete"

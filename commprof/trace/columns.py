@@ -160,8 +160,8 @@ class Buckets:
     op_id: Ints
     group: Ints
     #: Number that is equal on all ranks for the same bucket. With a hook: how many buckets the
-    #: model's hook had before. Without a hook: the sequence number of the bucket's all-reduce in
-    #: the group.
+    #: model's hook had received before this one. Without a hook: the sequence number of the
+    #: bucket's all-reduce in the group.
     seq: Ints
     index: Ints
     #: Hash of the shapes of the bucket's parameters.

@@ -80,11 +80,13 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "threads": int,  # as the script set it last
     # Written when capture starts: begin_monotonic_ns (earlier traces of the process ended before
     # it), and network_namespace, empty if unknown. Older versions wrote both at the end of capture.
-    # Written when capture ends: interfaces, by name received_bytes and sent_bytes while capture was
-    # on; mtu_bytes, by name; rated_mbit_per_s, by name of the interfaces with an IPv4 address that
-    # are not bridges, 0 if not known; ddp_logs, for each trained DDP model (32 at most) DDP's log
-    # of it, group_name, own_exchange (the hook or method that exchanges gradients instead of DDP's
-    # all-reduce), parameter_bytes in the order of the log's indices, and sparse_modules.
+    # Written when capture ends, by name of a network interface: interfaces, with received_bytes and
+    # sent_bytes while capture was on; mtu_bytes; and rated_mbit_per_s, only for interfaces with an
+    # IPv4 address that are not bridges, 0 if not known. Also ddp_logs, with an object for each
+    # trained DDP model, 32 at most. It holds DDP's own log of the model, and besides: group_name;
+    # own_exchange, the hook or method that exchanges gradients instead of DDP's all-reduce;
+    # parameter_bytes, in the order of the indices in DDP's log; and sparse_modules, the number of
+    # modules with sparse gradients.
     "cross_check_sources": dict,
     # Number of threads that run the collectives of each gloo group, by the group's name.
     "gloo_threads": dict,
@@ -124,13 +126,13 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "pauses": {"count": int, "total_ns": int, "longest_ns": int, "longest_begin_ns": int},
     # Garbage collections of 1 ms or more: the begin and end of each, 4,096 at most, and the total.
     "garbage": {"total_ns": int, "begin_ns": list[int], "end_ns": list[int]},
-    # Times at which DDP sent its buffers in forward passes, with the collectives; 4,096 at most, as
-    # for the searches.
+    # Times at which DDP synchronised its buffers in forward passes, including the collectives. Here
+    # and in ddp_searches, 4,096 at most.
     "ddp_buffer_syncs": {"begin_ns": list[int], "end_ns": list[int]},
     # Times at which DDP searched the autograd graph for unused parameters.
     "ddp_searches": {"begin_ns": list[int], "end_ns": list[int]},
-    # Begin and end of FSDP's reductions of gradients in backward, with the copies into and out of
-    # them and their collectives; 4,096 at most, as for the next three.
+    # Begin and end of FSDP's reductions of gradients in backward passes: the collectives, and the
+    # copies before and after them. Here and in the next three keys, 4,096 at most.
     "fsdp_reductions": {"begin_ns": list[int], "end_ns": list[int]},
     # FSDP's preparation of a unit for backward: gathering it again if it was released.
     "fsdp_backward_gathers": {"begin_ns": list[int], "end_ns": list[int]},
@@ -349,9 +351,10 @@ def _read(payload: memoryview | bytes, shape: Shape) -> Any:
 
 
 class _AlikeDocuments:
-    """Reads documents of which each rank writes one; equal values in them are read once.
+    """Reads JSON documents of one shape, such as the metadata that each rank writes.
 
-    Several results may share a value, so callers must not change it.
+    A value that several documents hold in the same bytes is parsed once. Results then share it, so
+    callers must not change it.
     """
 
     #: Keys of objects that differ from rank to rank in their whole numbers.

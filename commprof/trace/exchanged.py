@@ -99,7 +99,7 @@ class GroupExchange:
     size: int
     calls: int
     total_bytes: int
-    #: True if one of the rules of this module makes this count as an exchange of gradients.
+    #: True if this counts as an exchange of gradients, see the rules at the top of this module.
     of_gradients: bool
     #: Most frequent operation, in c10d's words.
     op: str
@@ -229,8 +229,8 @@ def _most_frequent(number: Ints, op: Ints) -> Ints:
 def exchanged_in_summary(trace: Trace) -> Exchanged | None:
     """Does what :func:`exchanged_by` does, from a summary of always-on mode; None without one.
 
-    A summary does not show which calls backward passes issued. So a trained DDP model counts as an
-    exchange.
+    A summary does not show which calls backward passes issued. So if a DDP model was trained, the
+    calls of every group count as an exchange of gradients.
     """
     summary, trained = trace.summary, trained_by(trace.metadata)
     if summary is None:

@@ -24,7 +24,8 @@ class _Head:
 
     #: Device, inode, time of modification and size.
     stamp: bytes
-    #: None for a trace whose beginning must be read in another way, and for other files.
+    #: The trace's metadata. None if the C++ module could not read them, so that Python must try;
+    #: None also for files that are not traces.
     metadata: dict[str, Any] | None
     #: True if the file begins as a trace does.
     is_trace: bool
@@ -69,7 +70,10 @@ def _keep(path: str, head: _Head) -> None:
 
 
 def traces_among(paths: Sequence[str]) -> set[str]:
-    """Returns the files with names and first bytes of commprof's traces; may leave some out."""
+    """Returns the files whose names and first bytes are those of commprof's traces.
+
+    Empty if the C++ module was not built or is older.
+    """
     named = [path for path in paths if is_named_as_trace(os.path.basename(path))]
     heads = zip(named, _heads_of(named), strict=True)
     return {path for path, head in heads if head is not None and head.is_trace}

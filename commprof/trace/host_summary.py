@@ -208,7 +208,10 @@ def _check(summary: HostSummary) -> None:
 
 
 def _check_numbers(values: object, name: str, may_be_null: bool = False) -> None:
-    """Checks a list of numbers, quickly because there are thousands of hosts: all types at once."""
+    """Checks that a value is a list of numbers.
+
+    All types are checked at once, which is fast: there may be thousands of hosts.
+    """
     allowed = {int, float, type(None)} if may_be_null else {int, float}
     if not isinstance(values, list) or not set(map(type, values)) <= allowed:
         raise ValueError(f"{name} is not a list of numbers")

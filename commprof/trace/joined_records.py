@@ -107,9 +107,9 @@ class JoinedRecords(PackedRecords):
         return column
 
     def recorded(self, kind: int, field: str) -> npt.NDArray[Any]:
-        """Returns a field of all ranks.
+        """Returns a field of the records of one kind of all ranks, without shifts.
 
-        The times of each rank are converted by its own records' rule.
+        The times of each rank are converted by ``to_common`` of the rank's records.
         """
         values = self._of_kind(kind).column(field)
         if field != "timestamp_ns" and (kind, field) not in MOMENTS:
@@ -123,7 +123,10 @@ class JoinedRecords(PackedRecords):
 
     @cached_property
     def _clocks(self) -> list[tuple[Callable[[Ints], Ints] | None, int, int]]:
-        """First rank and end of each row of ranks whose times are converted by the same rule."""
+        """Runs of neighbouring ranks whose records have the same ``to_common``.
+
+        Each is ``to_common``, the first rank, and the rank after the last.
+        """
         clocks, done = [], 0
         for to_common, some in itertools.groupby(self.of_ranks, lambda rank: rank.to_common):
             begin, done = done, done + len(list(some))

@@ -144,9 +144,9 @@ def _counting() -> Callable[[list[npt.NDArray[Any]]], int]:
 
 
 def rows_of_one_value_in_python(columns: list[npt.NDArray[Any]]) -> int:
-    """Returns the number of rows of columns that together store one value.
+    """Returns the total number of rows of columns that all store the same single value.
 
-    -1 if they store several, or have no rows.
+    -1 if a column stores a value for each row, if the values differ, or if there are no rows.
     """
     filled = [column for column in columns if len(column)]
     if not filled or any(column.strides != (0,) for column in filled):
@@ -156,7 +156,9 @@ def rows_of_one_value_in_python(columns: list[npt.NDArray[Any]]) -> int:
 
 
 def map_columns(make: Callable[..., Any], *tables: Table) -> Table:
-    """Makes a table; ``make`` gets one column of all ``tables``, and returns the new column.
+    """Makes a table from tables of the same class, column by column.
+
+    For each column, ``make`` gets that column of every table, and returns the new table's column.
 
     Columns of a table's groups are columns of the table.
     """

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Bytes that the traces of a run hold in memory.
+#: Largest number of bytes of a run's packed records that are kept in memory.
 _MOST_IN_MEMORY = 64 << 20
 
 

@@ -319,7 +319,8 @@ def _take_summary(payload: memoryview, content: TraceContent) -> None:
     take_newest_summary([payload], content)
 
 
-#: By type of block. The keys are plain numbers, because members of enums are compared slowly.
+#: By type of block: the function that adds a block's payload to the content. The keys are plain
+#: numbers, because members of enums are compared slowly.
 _TAKE: dict[int, Callable[[memoryview, TraceContent], None]] = {
     int(BlockType.RECORDS): _take_records,
     int(BlockType.METADATA): _take_metadata,

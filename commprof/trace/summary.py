@@ -118,8 +118,8 @@ class SummarisedLinks:
 
     #: 1 if the host's clock was compared with rank 0's, or is the same; else 0.
     clock: int
-    #: Number of other hosts with which this host exchanges arrivals; the next field is the number
-    #: of other hosts in the tree.
+    #: Number of other hosts with which this host exchanges arrival times directly. Hosts pass
+    #: arrival times along a tree; the next field is the number of other hosts in this host's tree.
     peers: int
     heard: int
     #: Number of datagrams that could not be sent.
@@ -174,8 +174,10 @@ class Summary:
     #: Part of ``arrivals_unknown`` from groups that had no place in the shared memory; 0 in
     #: summaries of older versions.
     arrivals_without_place: int = 0
-    #: Part of ``arrivals_unknown`` in groups of more than 256 ranks that needs arrivals of single
-    #: ranks, which hosts do not send each other for such groups; 0 in summaries of older versions.
+    #: Part of ``arrivals_unknown``: operations, in groups of more than 256 ranks, that may complete
+    #: before all ranks have issued them. Their last rank follows only from the arrival of each
+    #: single rank, which hosts do not send each other for such large groups. 0 in summaries of
+    #: older versions.
     arrivals_unlisted: int = 0
     #: Part of ``arrivals_known`` for which ranks of other hosts were not seen, so that an unseen
     #: rank may have come last; 0 in summaries of older versions.
@@ -202,9 +204,9 @@ def read_summary(payload: memoryview) -> Summary:
 
 
 def read_newest(payloads: Sequence[memoryview], after: Summary | None) -> Summary | None:
-    """Of some summary blocks, reads the one with the highest sequence number.
+    """Reads, of several summary blocks, the one with the highest sequence number.
 
-    The others are not checked.
+    The other blocks are not checked.
 
     Returns None if no number is higher than that of ``after``. Raises the same errors as
     :func:`read_summary`.

@@ -91,7 +91,7 @@ def _total(summaries: Sequence[Summary], name: str) -> int:
 
 
 def _links(summaries: Sequence[Summary]) -> SummarisedLinks:
-    """Joins the counters of one host, which its ranks read at different moments."""
+    """Joins the ranks' copies of their host's counters, which they read at different moments."""
     links = [summary.hosts for summary in summaries]
     return SummarisedLinks(
         clock=min(link.clock for link in links),
@@ -120,11 +120,12 @@ def _last(summaries: Sequence[Summary]) -> tuple[tuple[LastRank, ...], LastRank]
 def summed_waits(parts: Sequence[WaitedFor]) -> WaitedFor:
     """Adds up waiting by block and rank, in few cells.
 
-    If there are too many, only the ranks that were waited for longest keep their blocks, because
-    the test of a late rank against chance needs blocks; each other rank has one cell, in the block
-    in which it was waited for longest. Then neighbouring blocks are joined until few cells are
-    left. If more than ``_MOST_RANKS`` ranks were waited for, the ranks with the shortest waits are
-    left out.
+    A cell is the waiting for one rank in one block of time. If there are more than ``_MOST_CELLS``,
+    only the ranks that were waited for longest keep a cell for each block, because the test of a
+    late rank against chance needs blocks. Each other rank gets one cell, in the block in which it
+    was waited for longest; ranks past the first ``_MOST_RANKS`` are left out. Then neighbouring
+    blocks are joined until the ranks that kept their blocks have at most ``_MOST_CELLS`` cells, and
+    all cells are in at most ``_MOST_BLOCKS`` blocks.
     """
     block_ns = max(part.block_ns for part in parts)
     blocks = [part.cells[:, 0] * part.block_ns // block_ns for part in parts]

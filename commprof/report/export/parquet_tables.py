@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 #: Largest number of ranks in one file.
 RANKS_OF_A_FILE = 128
-#: Number of rows from which a row group is written; a row group holds all rows of its ranks.
+#: A row group is written once it has this many rows; it holds all rows of each of its ranks.
 _GROUP_ROWS = 1 << 16
 
 #: Name of the table with a row per kind of collective.
@@ -98,7 +98,7 @@ _MAY_BE_UNKNOWN = ("group_size", "size_bytes")
 
 
 def is_folder(output: Path) -> bool:
-    """True if ``-o`` names a folder of tables; a name ending in .parquet is a file of one table."""
+    """True if ``-o`` names a folder of tables: unless the name ends in .parquet (one table)."""
     return output.suffix != ".parquet" and not is_a_device(output)
 
 
@@ -112,7 +112,7 @@ def check_folder(folder: Path, force: bool) -> None:
     """
     pyarrow_modules()
     another = "or name another -o DIR"
-    rule = "with --format parquet, only a FILE that ends in .parquet is a file of one table"
+    rule = "with --format parquet, -o names a directory unless it ends in .parquet"
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{quoted(folder)} is not a directory ({rule}); name another -o DIR")
     if not folder.parent.is_dir():

@@ -1,4 +1,7 @@
-"""Table of what recording costs; a terminal has it in the table of scaling and in the caveats."""
+"""Table of what recording costs.
+
+Only a page has it; on a terminal, the table of scaling and the caveats hold these figures.
+"""
 
 from __future__ import annotations
 

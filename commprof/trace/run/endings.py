@@ -217,8 +217,8 @@ def _versions_of_torch(traces: Sequence[Trace]) -> list[str]:
         return []
     versions = "; ".join(f"{release} on {named_ranks(ranks[release])}" for release in sorted(ranks))
     return [
-        f"the ranks ran different versions of torch ({versions}), which may cut buckets and issue "
-        "collectives differently: install one version everywhere"
+        f"the ranks ran different versions of torch ({versions}), which may divide gradients into "
+        "different buckets and issue different collectives: install one version everywhere"
     ]
 
 

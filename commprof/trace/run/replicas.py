@@ -159,7 +159,9 @@ def _life(directory: Path, traces: dict[int, Trace]) -> Life:
 
 
 def _chains(lives: Sequence[Life]) -> list[list[Life]]:
-    """Returns the lives of each replica, in order of time; replicas in order of their group's rank.
+    """Returns the lives of each replica, in order of time.
+
+    The replicas are in the order of their ranks in the group that they share.
 
     A life continues a replica that has ended before and has the same name or, where names are not
     known, the same rank in its groups.
@@ -181,9 +183,9 @@ def _is_same(life: Life, other: Life) -> bool:
 
 
 def _place(life: Life) -> tuple[int, int]:
-    """Returns size and own rank of a life's largest group.
+    """Returns the size of the largest group between replicas, and the life's rank in it.
 
-    If several groups are equally large, the newest of them counts.
+    If several groups are equally large, the newest of them counts. ``(0, 0)`` if there is none.
     """
     groups = [g for trace in life.traces.values() for g in trace.groups.values() if g.token]
     largest = max(groups, key=lambda group: (group.size, group.id), default=None)

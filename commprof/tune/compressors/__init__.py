@@ -35,9 +35,9 @@ __all__ = [
 
 
 def none(*, measure_every: int = 0) -> Compressor:
-    """Makes the baseline of compressors: it averages fp32 gradients as they are.
+    """Makes a hook without compression, as a baseline: it averages the gradients in fp32.
 
-    It uses the same thread and process group as a compressor.
+    It uses the same kind of thread and process group as a compressor.
     """
     return Compressor("none", {}, measure_every=measure_every)
 

@@ -231,7 +231,7 @@ def test_one_lost_kernel_concerns_its_own_step_only(tmp_path: Path, numbered: bo
     assert not result.incidents
     assert world.parts.unsplit_ms == pytest.approx(1 / 12 / 2, rel=1e-3)
     assert world.parts.wait_ms == pytest.approx(0.001 * 11 / 12 / 2, rel=1e-3)
-    lost = "rank 1: 1 kernel that c10d launched was not recorded: its collective is in no figure"
+    lost = "rank 1: 1 kernel that c10d launched was not recorded and is missing from all figures"
     assert lost in world.recording.problems
 
 

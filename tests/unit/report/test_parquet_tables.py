@@ -200,7 +200,7 @@ def test_a_directory_that_is_no_table_is_not_replaced_with_force(
     [
         ("t", ["--rows", "steps"], "--rows is for one table, and"),
         ("t", ["--price-per-hour", "3"], "--price-per-hour is for one table, and"),
-        ("a.csv", [], "a.csv is not a directory (with --format parquet, only a FILE that ends in"),
+        ("a.csv", [], "a.csv is not a directory (with --format parquet, -o names a directory unl"),
         ("none/t", [], "none is not a directory; create it, or name another -o DIR"),
     ],
 )
