@@ -174,7 +174,10 @@ def _numbered_as(kernels: EventTable, ranges: EventTable, tells: npt.NDArray[np.
 
 
 def _parents(begin_ns: Ints, end_ns: Ints) -> Ints:
-    """Returns, for each range, the row of the last earlier range still open; -1 if none is."""
+    """Returns, for each range, the row of the latest range that is still open when it begins.
+
+    -1 if no earlier range is open then.
+    """
     parents = np.arange(-1, len(begin_ns) - 1)
     is_after_all = np.maximum.accumulate(end_ns)[:-1] < begin_ns[1:]
     parents[1:][is_after_all] = -1

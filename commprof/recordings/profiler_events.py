@@ -121,7 +121,7 @@ class ProfilerEvents:
     #: the name of the first.
     unreadable: int = 0
     unreadable_name: str = ""
-    #: The same for events of devices whose events have no known meaning.
+    #: Number of events of devices whose events have no known meaning; then the first one's name.
     other_device: int = 0
     other_device_name: str = ""
     #: Number of events without usable times.
@@ -200,7 +200,8 @@ class ProfilerEvents:
         self.other_device_name = self.other_device_name or printable(name[:60])
 
 
-#: Fields of ``ProfilerEvents`` that are columns; columns of a device have correlation ids as tags.
+#: Fields of ``ProfilerEvents`` that are ``Intervals``: first those with events of a device, whose
+#: tags are correlation ids; then all.
 COLUMNS_OF_DEVICE: Final = ("kernels", "copies", "other_copies")
 COLUMNS: Final = (*COLUMNS_OF_DEVICE, "backward", "waits", "callers", "operators")
 #: Fields that are lists of events.

@@ -259,8 +259,8 @@ def _ranges(events: ProfilerEvents, issued: Sequence[_Issued]) -> tuple[list[Eve
 
     A script may give a range around its own call the same kind of name. So if a range does not name
     a backend of torch or of the job, it is left out if an operator of its thread begins within it.
-    If all words of its name are common, as in ``data:gather``, it counts as a collective only if
-    c10d issued the same operation, and else as perhaps the script's own.
+    If all words of its name are common, as in ``data:gather``, it is returned as a collective only
+    if c10d issued the same operation.
     """
     issuing = {form_of(call.op) for call in issued}
     begins: defaultdict[int, list[int]] = defaultdict(list)

@@ -36,7 +36,7 @@ _UNREADABLE = re.compile(
     r"a2a_(?:dispatch|combine|pack|unpack)|uccl",
     re.IGNORECASE,
 )
-#: Words of kernels that compute and communicate at once.
+#: Words in the names of kernels that compute and communicate at once.
 _FUSED = re.compile(r"gemm|matmul", re.IGNORECASE)
 #: Names of copies by CUDA, HIP and Level Zero: within a device, and between two devices.
 _WITHIN_DEVICE = re.compile(r"DtoD|D2D|DeviceToDevice|Device -> Device", re.IGNORECASE)
@@ -63,7 +63,7 @@ _WAITS = re.compile(r"(?:^|[^a-z])waits?(?:$|[^a-z])", re.IGNORECASE)
 
 
 class Category(IntEnum):
-    """Kinds of event categories; only these are used."""
+    """Kinds of an event's category (``cat``); events of all other categories are ignored."""
 
     KERNEL = 0
     COPY = auto()

@@ -74,7 +74,10 @@ class EventTexts:
         return number
 
     def mask(self, is_such: Callable[[str], bool]) -> Mask:
-        """Returns ``is_such`` of each name, cached by function: pass the same function object."""
+        """Returns, for each name, whether ``is_such`` accepts it.
+
+        Results are cached by function, so pass the same function object each time.
+        """
         known = self._masks.get(is_such, np.zeros(0, np.bool_))
         if len(known) < len(self.names):
             new = [is_such(name) for name in self.names[len(known) :]]

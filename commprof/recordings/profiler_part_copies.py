@@ -49,7 +49,7 @@ def _copies(events: ProfilerEvents, thread: int, since_ns: Ints) -> Sequence[tup
     """Returns the copies with which a thread goes on after the times ``since_ns``.
 
     A copy counts if the first event that the thread begins after such a time is ``aten::chunk``,
-    and the next event is the copy. Each is given as index of the time, begin and end.
+    and the next event is the copy. Each is returned as: index in ``since_ns``, begin, and end.
     """
     begin, end = events.operators.of_tag(thread)
     if not events.chunked_ns or not len(begin):

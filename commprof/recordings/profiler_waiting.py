@@ -43,7 +43,8 @@ class HostWaiting:
 
     #: Times that hide communication.
     hiding: Stretches
-    #: Row of a call, and the time after its end in which the thread still waited for it.
+    #: Times in which the thread still waited for a call after the call's end: the next field holds
+    #: these times, this field the row of each one's call.
     row: Ints
     late: Stretches
 

@@ -16,7 +16,8 @@ from commprof.trace.schema import OPS
 #: Word to be found in the lower-case letters of a name, and c10d's name of the operation. The first
 #: match counts, so a word that contains another word comes before that word.
 _OPS_BY_WORD: Final = (
-    # Kernel that ends an all-reduce of FlashInfer, whose namespace names the operation.
+    # Kernel of FlashInfer that only ends an all-reduce: it is no all-reduce of its own, although
+    # the name of its namespace contains "allreduce".
     ("rmsnormlamport", "other"),
     ("allreducecoalesced", "all_reduce_coalesced"),
     ("allreduce", "all_reduce"),

@@ -38,8 +38,9 @@ Mask = npt.NDArray[np.bool_]
 
 #: Ranges that count as work as a whole, including the Python code between their operators.
 _WORKING_RANGE: Final = re.compile(r"\.forward|Optimizer\.step")
-#: Kinds of intervals. ``_WORKS``: operators of the dispatcher that hold no other kind; ``_ISSUES``:
-#: issues of collectives; ``_WAITS``: operators that wait; ``_CALLS``: operators that call others.
+#: Kinds of intervals. ``_ISSUES``: issues of collectives; ``_WAITS``: operators that wait;
+#: ``_WORKS``: operators of the dispatcher within which no interval of these two kinds begins;
+#: ``_CALLS``: operators that call others.
 _WORKS, _ISSUES, _WAITS, _CALLS = range(4)
 #: Deepest nesting of operators that is distinguished.
 _DEEPEST: Final = 100
@@ -67,9 +68,10 @@ def host_work(events: ProfilerEvents, blocking: frozenset[str], part_copies: Int
     """Returns the work of the training thread on the host.
 
     The training thread is the thread that issues most collectives. Collectives that a backend's
-    thread issues within its ranges do not count, as the second and third of each bucket of torch's
-    PowerSGD hook: gloo's thread issues them in callbacks. If no collective was issued, the training
-    thread is the one that runs most operators outside of the backend's ranges.
+    thread issues within its ranges do not count. Examples are the second and the third collective
+    of each bucket of torch's PowerSGD hook: gloo's thread issues them in callbacks. If no
+    collective was issued, the training thread is the one that runs most operators outside of the
+    backend's ranges.
 
     Args:
         events: the trace's events.

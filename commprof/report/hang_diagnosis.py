@@ -18,7 +18,8 @@ started or completed, from 0 as in other reports (SeqNum in c10d's messages is 1
 differ, each number is followed by its ranks. -: not recorded. messages: sends and receives that are
 pending. 0-12:4: every fourth rank from 0 to 12."""
 _MOST_LINES = 20
-#: Largest number of groups in the table, which shows groups that are uneven or have culprits.
+#: Largest number of groups in the table. It shows only groups whose ranks are at different
+#: collectives, and groups with a culprit.
 _MOST_GROUPS = 10
 #: Largest number of ranges of ranks in a cell.
 _MOST_RANGES = 8

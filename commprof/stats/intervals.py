@@ -37,7 +37,7 @@ def robust_deviation(
 Floats = npt.NDArray[np.float64]
 
 _RESAMPLES = 2000
-#: Number of parts in which bootstrap samples are averaged: a part fits into a processor's cache.
+#: Bootstrap samples are averaged in this many parts, so that each fits into a processor's cache.
 _PARTS = 40
 #: Number of resamples of the rounds of a trial; rounds are few.
 _ROUND_RESAMPLES = 10_000

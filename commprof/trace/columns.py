@@ -487,7 +487,10 @@ def _take_turns(begin: Records, end: Records) -> bool:
 
 
 def finalises(graph_task: Ints, flags: Ints) -> npt.NDArray[np.bool_]:
-    """Tells which finalisations of backward passes wait for the passes' buckets."""
+    """Returns a mask of the finalisations that wait for the buckets of their backward pass.
+
+    If the script finalised a pass itself, only that finalisation of the pass does.
+    """
     manual = flags & schema.FLAG_MANUAL_FINALIZE != 0
     result: npt.NDArray[np.bool_] = manual | ~np.isin(graph_task, graph_task[manual])
     return result

@@ -71,7 +71,7 @@ METADATA: Final[dict[str, Shape]] = {
 }
 #: More ranks than any job has. It bounds the memory that readers use because of a number in a file.
 MOST_RANKS: Final = 1 << 20
-#: Figures of a GPU, each with its mean, least and most.
+#: Figures of a GPU, each with its mean, minimum and maximum.
 _TELEMETRY: Final = ("utilisation_percent", "sm_clock_mhz", "power_w", "memory_used_bytes")
 #: Keys that a later metadata block may set again; a block may hold any of them.
 MORE_METADATA: Final[dict[str, Shape]] = {
@@ -143,7 +143,8 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     # Times at which torch pickled Python objects for a collective, 4,096 at most; objects that
     # follow one another count as one.
     "object_pickles": {"begin_ns": list[int], "end_ns": list[int]},
-    # Times at which torch unpickled objects after a collective; limited and joined in the same way.
+    # Times at which torch unpickled objects after a collective; limited and joined like
+    # object_pickles.
     "object_unpickles": {"begin_ns": list[int], "end_ns": list[int]},
     # Times of torch.save on the main thread, from the first byte until the file is closed.
     "saves": {"begin_ns": list[int], "end_ns": list[int]},

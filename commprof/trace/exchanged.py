@@ -65,7 +65,7 @@ class Trained:
 
     @property
     def outside_ddp_bytes(self) -> int:
-        """Parameters whose gradients no DDP model reduces, though none was told to ignore them."""
+        """Bytes of the parameters that DDP models neither reduce nor were told to ignore."""
         return self.parameter_bytes - self.ddp_bytes - self.ignored_bytes
 
 

@@ -81,7 +81,8 @@ class HostSummary:
     fewest_steps: int
     #: Figures of single ranks by name, one value per listed rank; null if the value is not known.
     figures: Any
-    #: Time per step in ns of each listed rank's own work, by ``exposure.ORIGINS``.
+    #: For each listed rank, the time per step of its own work in ns, as a list in the order of
+    #: ``exposure.ORIGINS``.
     work_ns: list[Any]
     #: Ranks that each listed rank waited for longest, with the time in ns: rank, time, rank, ...
     waited_ns: list[Any]

@@ -32,7 +32,7 @@ def _of_joined(*contents: str) -> list[tuple[int, str]]:
 _OPERATIONS = _of_joined("operation")
 #: Kinds and members that hold the number of a backward pass plus 1, or 0 for no pass.
 _PASSES_PLUS_ONE = members_with("pass_plus_one")
-#: Kinds and members that hold the number of a backward pass, plus 1 or not.
+#: Kinds and members that hold the number of a backward pass, as it is or plus 1.
 _PASSES = _of_joined("pass", "pass_plus_one")
 #: Shift of the numbers of every rank if the numbers are too large to be kept apart.
 LARGEST = 2**62

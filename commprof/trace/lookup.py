@@ -160,7 +160,7 @@ def map_columns(make: Callable[..., Any], *tables: Table) -> Table:
 
     For each column, ``make`` gets that column of every table, and returns the new table's column.
 
-    Columns of a table's groups are columns of the table.
+    A field of a table that is a ``FieldGroup`` is handled as a table itself.
     """
     columns_of = _columns(cast(Hashable, type(tables[0])))
     made = (

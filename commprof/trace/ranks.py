@@ -96,7 +96,10 @@ class RankTables(Sequence[Any]):
 
     @cached_property
     def _pieces(self) -> list[tuple[Any, slice]]:
-        """Tables of several ranks, and in each the rows of ranks that follow one another."""
+        """Tables of several ranks, each with a slice of its rows, which in turn give all rows.
+
+        Ranks that follow one another here and in such a table share a slice.
+        """
         pieces: list[tuple[Any, slice]] = []
         whole, begin, end = None, 0, 0
         for rows in self._rows:

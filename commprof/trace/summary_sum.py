@@ -26,12 +26,12 @@ from commprof.trace.summary import (
     merged_histogram,
 )
 
-#: Largest numbers in a sum: of blocks of waiting, of their cells, and of ranks that were waited
-#: for.
+#: Largest numbers in a sum: of blocks of time with waiting, of cells (each is the waiting for one
+#: rank in one block), and of ranks that were waited for.
 _MOST_BLOCKS: Final = 128
 _MOST_CELLS: Final = 512
 _MOST_RANKS: Final = 512
-#: If there are more cells, only this many ranks keep a cell for each block.
+#: If there are more than ``_MOST_CELLS``, only this many ranks keep a cell for each block.
 _COSTLIEST: Final = 32
 #: Largest number of ranks in a sum that have figures on how often they came last.
 _MOST_LAST: Final = 64
@@ -103,7 +103,7 @@ def _links(summaries: Sequence[Summary]) -> SummarisedLinks:
 
 
 def _last(summaries: Sequence[Summary]) -> tuple[tuple[LastRank, ...], LastRank]:
-    """Of the ranks that came last, returns the costliest; the sum of the others is under rank 0."""
+    """Returns the costliest of the ranks that came last, and the sum of the others as rank 0."""
     count: dict[int, int] = {}
     wait_ns: dict[int, int] = {}
     for summary in summaries:

@@ -98,7 +98,7 @@ _MAY_BE_UNKNOWN = ("group_size", "size_bytes")
 
 
 def is_folder(output: Path) -> bool:
-    """True if ``-o`` names a folder of tables: unless the name ends in .parquet (one table)."""
+    """True if ``-o`` names a folder of tables; False for a file of one table (.parquet)."""
     return output.suffix != ".parquet" and not is_a_device(output)
 
 

@@ -45,7 +45,7 @@ which the row's rank was last. Operations can overlap, so the sum can exceed the
 
 
 def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
-    """Yields the sections on the summaries that ranks left, if there are any."""
+    """Yields the sections on the summaries of always-on mode, if ranks wrote any."""
     summaries = report.result.summaries
     if not summaries:
         return

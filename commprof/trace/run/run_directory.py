@@ -59,7 +59,8 @@ _ACCOUNT: Final[dict[str, Shape]] = {
     "step_samples": list[int],
     "losses": list[float],
     "average_loss": float,
-    # For each step of the overhead block: state of the capture, and time in ns.
+    # For each step of the block of steps that measures commprof's overhead: state of the capture,
+    # and time in ns.
     "overhead": list[tuple[str, int]],
     # CPU time of the training thread in the same steps.
     "overhead_cpu_ns": list[int] | None,

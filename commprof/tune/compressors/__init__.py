@@ -8,7 +8,7 @@ Common arguments:
 - ``feedback``: error feedback: keep the part of a gradient that was not sent and add it to the next
   step's gradients; None: the scheme's default (on for int4, topk and powersgd).
 - ``start_step``: the first step with compression; earlier steps send uncompressed gradients.
-- ``measure_every``: number of steps between two steps whose bucket errors are recorded; 0: never.
+- ``measure_every``: N records the compression error of each bucket in every N-th step; 0: never.
 
 All functions raise UsageError for a value out of range; the message names the allowed range.
 """
