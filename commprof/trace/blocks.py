@@ -110,7 +110,10 @@ class BlockStream:
             problem = f"cut off: the block at byte {self.end} has {available} of {length} bytes"
             return 0, problem
         if length > _SURELY_FITS_BYTES and length > available_memory_bytes() // 2:
-            problem = f"the block at byte {self.end} has {length:,} bytes, over half of free memory"
+            problem = (
+                f"the block at byte {self.end} has {length:,} bytes, more than half of the memory "
+                "that is available"
+            )
             raise OSError(errno.EFBIG, problem, str(self._path))
         return length, ""
 
