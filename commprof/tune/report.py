@@ -314,7 +314,10 @@ _INTERVALS = ("ratio", "joint_ratio", "loss_effect", "overhead_reduction")
 
 
 def candidate_rows(trial: TrialResult) -> Iterator[dict[str, Any]]:
-    """Yields a row per candidate, in planned order; bounds are named ``*_low`` and ``*_high``."""
+    """Yields a row per candidate, in planned order.
+
+    The bounds of a figure's interval are named after the figure: ``*_low`` and ``*_high``.
+    """
     for one in trial.candidates:
         yield {
             "world_size": trial.world_size,

@@ -129,7 +129,7 @@ def recorded_trial(run: WorldRun, context: Mapping[str, Any]) -> AddedReport | N
 
 
 def no_trial(directory: Path) -> str:
-    """Returns why no trial began in a run that was asked for one, as a sentence's end."""
+    """Returns why no trial began in a run that was asked for one, as the end of a sentence."""
     from commprof.tune.trials import found
 
     return found.no_trial(directory)

@@ -66,7 +66,7 @@ class StepRecorder(Protocol):
 
 @dataclass(frozen=True)
 class LabelledStep:
-    """One step of the overhead block, the steps after training that measure capture's cost."""
+    """One of the steps after training that measure the cost of capture."""
 
     label: str
     """State of capture, as in `overhead_states`."""

@@ -63,7 +63,9 @@ def check_supported(workload: Workload, options: TrainingOptions, strategy: str)
     for name in [strategy, *options.chosen()]:
         if name in refused:
             given = f"--strategy {name}" if name == strategy else flag(name)
-            raise UsageError(f"{given} is not for the workload {workload.name}: {refused[name]}")
+            raise UsageError(
+                f"{given} cannot be used with the workload {workload.name}: {refused[name]}"
+            )
 
 
 def available_bytes() -> int:

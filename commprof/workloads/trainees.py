@@ -1,6 +1,7 @@
-"""Base classes of workloads, and of trainees (workloads built for one rank), that have data.
+"""Base classes of workloads with a data set, and of their trainees.
 
-The base class of trainees provides the batches of data, their order and the loss.
+A trainee is a workload built for one rank. Its base class provides the batches of data, their order
+and the loss.
 """
 
 from __future__ import annotations

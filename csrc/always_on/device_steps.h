@@ -38,7 +38,8 @@ class DeviceSteps {
   // Appends the records that were held back for a bucket's completion that
   // never came.
   void finish(std::vector<Record>& out);
-  // True once the device reports times: the host's waits then delay nothing.
+  // True once the device reports times. From then on the waits of the host do
+  // not count: they need not delay the device.
   bool hasDeviceTimes() const noexcept {
     return has_device_times_;
   }

@@ -1,10 +1,15 @@
-// Finds the steps of one rank, also in a loop that marks none: until a mark has
-// ended a step, each backward pass that communicated ends a step. Once the
-// script declares the end of a step, marks found at an optimizer's updates end
-// no steps. The rule is the same as in commprof/trace/found_steps.py, which
-// knows the whole trace. Here a loop counts as unmarked only after
-// kSurelyUnmarked backward passes that communicated, and a stronger rule
-// discards the steps that a weaker one has counted.
+// Finds the steps of one rank, also in a loop that marks none. What ends a
+// step, from the strongest rule to the weakest:
+//
+//   - a mark that the script declares,
+//   - a mark found at an optimizer's update,
+//   - the end of a backward pass that communicated.
+//
+// Once a rule has ended a step, weaker rules end none. These are the rules of
+// commprof/trace/found_steps.py, which knows the whole trace. Here the records
+// come one by one. So the weakest rule applies only after kSurelyUnmarked
+// backward passes that communicated, and a rule that ends its first step
+// discards the steps that a weaker rule has counted.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +29,9 @@ class FoundSteps {
   // `ledger` gets the waits of each step that counts.
   explicit FoundSteps(WaitLedger& ledger) : ledger_(ledger), marked_(&ledger) {}
 
-  // Like StepSummary::take(). An issue counts only if it is drained before the
-  // backward pass that contains it; otherwise two steps become one.
+  // Like StepSummary::take(). In a loop without marks, take the issues of a
+  // backward pass before the pass itself. Otherwise the pass does not count as
+  // one that communicated, and two steps become one.
   void take(const Record& record);
   // Does not count the open step: some of its records were not made.
   void forgetOpenStep();
@@ -42,7 +48,9 @@ class FoundSteps {
   StepSummary marked_;
   std::optional<StepSummary> unmarked_; // set once the loop counts as unmarked
   bool marks_end_steps_ = false;
-  uint32_t found_ = kStepDeclared; // tells who placed the end of the last step
+  // Who placed the last mark that ended a step: kStepDeclared, kStepUpdated or
+  // kStepSkipped.
+  uint32_t found_ = kStepDeclared;
   Record begin_; // the last mark that ends no step; kind kNone before any
   uint32_t thread_ = 0; // thread of the steps; 0 before the first step
   uint64_t backwards_ = 0; // backward passes that communicated

@@ -54,7 +54,7 @@ void WaitLedger::takeIssue(const Record& record, uint32_t operation) {
   entry->size_bytes = record.bytes_in;
   entry->issued_as = issued_as;
   entry->operation = operation;
-  // A message is no bucket.
+  // A message does not belong to a bucket, so not to a backward pass either.
   entry->task = isPointToPoint(record.op) ? 0 : record.value;
   if (!on_device) {
     arrive(*entry, record.timestamp_ns);

@@ -44,8 +44,8 @@ class TaskThread {
   explicit TaskThread(const char* name);
   TaskThread(const TaskThread&) = delete;
   TaskThread& operator=(const TaskThread&) = delete;
-  // Calls stop() with a patience of 1 s. Do not hold a GIL that a task may
-  // need.
+  // Calls stop() with a patience of 1 s. Release the GIL before if a task may
+  // need it.
   ~TaskThread();
 
   // True in a forked child, in which the thread does not exist.

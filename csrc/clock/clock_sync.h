@@ -1,7 +1,8 @@
 // This process's part in comparing the ranks' clocks.
 //
 // Rank 0 answers (ClockResponder); the other ranks ask (ClockFollower) and
-// record the answers. Any thread may call; a forked child begins with neither.
+// record the answers. Any thread may call. A forked child begins without a
+// responder and without a follower.
 #pragma once
 
 #include <condition_variable>

@@ -32,7 +32,9 @@ struct ClockSample {
   uint64_t at_ns = 0; // middle of the exchange, by this process's clock
   int64_t offset_ns = 0; // rank 0's clock minus this process's
   uint64_t error_ns = 0; // the true offset differs by at most this
-  uint64_t round_trip_ns = 0; // without rank 0's time; 0: there is no sample
+  // Time of the exchange without the time that rank 0 took to answer; 0: there
+  // is no sample.
+  uint64_t round_trip_ns = 0;
 };
 
 // Rank 0 received the question after it was asked, and sent its answer before

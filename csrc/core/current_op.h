@@ -7,7 +7,7 @@
 
 namespace commprof {
 
-// 0 outside of such a call.
+// Id of the operation; 0 while the thread is in no issuing call.
 inline thread_local uint64_t t_current_op = 0;
 
 // Placed around the call of the backend.

@@ -30,9 +30,9 @@ void forgetOpen() noexcept {
   t_open = {};
 }
 
-// Returns the record of the same boundary or phase on the thread's current
-// stream. Its bytes_in is the time of the host's record, which identifies that
-// record.
+// Returns a record of the boundary or phase in `on_host`, for the thread's
+// current stream. Its bytes_in is the time of the host's record, which
+// identifies that record.
 Record onDevice(const Record& on_host, Kind kind) noexcept {
   Record record = on_host;
   record.kind = kind;
@@ -45,7 +45,8 @@ Record onDevice(const Record& on_host, Kind kind) noexcept {
 // Reading the kernel's counts takes some 15 us while a model runs. At this
 // interval that is at most 0.08 % of the thread's time. While the thread lacks
 // a core for a relevant share of its time, or waits for pages from disk, the
-// counts are read at each phase; this takes 0.5 % of the thread's time.
+// counts are read at the short interval; this takes at most 0.5 % of the
+// thread's time.
 constexpr uint64_t kRunDelayIntervalNs = 20'000'000;
 constexpr uint64_t kShortIntervalNs = 3'000'000;
 constexpr uint64_t kMatters = 32; // a share of 1 in this many is relevant

@@ -150,7 +150,8 @@ inline constexpr uint32_t kFailed = 1; // End: completed with an error
 inline constexpr uint32_t kDeviceAsync =
     2; // Issue: runs on a device; the host's End is not its completion
 inline constexpr uint32_t kLastBucket = 4; // Bucket: last of the backward pass
-inline constexpr uint32_t kRunDelayRead = 8; // Finalize*: bytes_in was read
+inline constexpr uint32_t kRunDelayRead =
+    8; // Finalize*: bytes_in holds the thread's run delay
 inline constexpr uint32_t kDeviceTime = 16; // End: time of a device event
 inline constexpr uint32_t kNonFinite =
     32; // Compression: some rank's gradients were not finite

@@ -10,8 +10,8 @@ namespace commprof {
 namespace {
 
 // One file takes at most 1 / kRingShare of the free space of its file system.
-// All files of a process take at most 1 / kProcessShare. So the 64 MiB of a
-// container suffice for 8 ranks.
+// All files of a process take at most 1 / kProcessShare. So the 64 MiB that
+// /dev/shm has in a container by default suffice for 8 ranks.
 constexpr uint64_t kRingShare = 64;
 constexpr uint64_t kProcessShare = 32;
 // A file for fewer records than this would be full before it is drained.

@@ -10,12 +10,13 @@ namespace commprof::inspector {
 
 namespace {
 
-// If more than this many messages follow a lost one, and these messages repeat
-// no sequence, the order counts as unknown.
+// If more than this many messages follow a lost one, and do not repeat a
+// sequence that tells which message was lost (message_order.h), the order
+// counts as unknown.
 constexpr size_t kMostAhead = 4096;
 // Messages do not complete in the order of their numbers. A missing number
 // counts as lost once the highest recorded number exceeds it by at least this
-// much, and by at least one turn of the sequence.
+// much, and by at least the length of the repeated sequence.
 constexpr size_t kMayBeLate = 32;
 // At least this many of the latest messages are kept for finding the sequence.
 constexpr size_t kMostLatest = 1024;

@@ -365,8 +365,10 @@ std::unordered_set<uint32_t> ambiguous(std::span<const Ordered> ranks) {
   return result;
 }
 
-// Divides the run, from its first to its last key, into equal blocks, and finds
-// the block of a key.
+// Divides the run, from its first to its last call, into equal blocks, and
+// finds the block of a call. A call is given by its key: its sequence number
+// and, in the upper 32 bits, how often this number came before
+// (Ordered::key()).
 class Blocks {
  public:
   Blocks(std::span<const Ordered> ranks, uint32_t blocks) : blocks_(blocks) {

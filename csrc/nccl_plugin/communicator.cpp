@@ -134,7 +134,7 @@ void Communicator::describeSelf() const {
 void Communicator::describe(Origin origin) {
   std::atomic<uint32_t>& group = groups[size_t(origin)];
   if (isJoined() || group.load() != 0) {
-    return; // if joined, process groups come from capture
+    return; // capture adds torch's process groups to the trace itself
   }
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);

@@ -91,8 +91,8 @@ bool nameCommunicator(
     uint64_t id,
     const char* name,
     int rank);
-// The context of communicators that only the user's plugin knows, if that
-// plugin gave them none.
+// Returns the context for communicators that this plugin does not record and
+// for which the user's plugin made no context.
 Communicator* unrecordedCommunicator() noexcept;
 // Returns true if no communicator is open any more.
 bool closeCommunicator(Communicator& communicator) noexcept;

@@ -87,12 +87,14 @@ class Running:
         #: False if fp32 sums through shared memory replace the scheme, see
         #: ``ExchangeWay.compresses``.
         self.compresses = True
-        #: Number of ranks that each keep a residual of a parameter: the gradients' mean is a mean
-        #: over these ranks. With ``hierarchical=1``, one rank of each host keeps a residual.
+        #: Number of ranks that keep a residual of the same parameter: all ranks or, with
+        #: ``hierarchical=1``, one rank of each host. The sum of these residuals, divided by this
+        #: number, is what they add to the gradients' mean.
         self.residual_ranks = self.world_size
-        #: True if this rank keeps the residuals of a merged state. With ``hierarchical=1`` only one
-        #: rank of each host does. In a step in which this rank's gradient of a parameter is not
-        #: zero, the parameter's residual goes to the rank that exchanges the parameter.
+        #: True if this rank takes the residuals when a state from ``merge_states`` is loaded. With
+        #: ``hierarchical=1`` only one rank of each host takes them. It hands a parameter's residual
+        #: over to the rank that exchanges the parameter, in the first step in which its own
+        #: gradient of the parameter is not zero.
         self.keeps_merged = True
         if not groups.native:
             self.engine: Any = TorchOps(model_group, parameters, compressor)

@@ -1,10 +1,12 @@
 """Compressors as torch operations: for gradients on a GPU, or if the native module is missing.
 
-There are fewer schemes than in the native module, and results need not have the native module's
-bits. Every rank gets all ranks' encodings and sums them in rank order, so all ranks have the same
-bits. Callbacks of futures wait only for futures that are complete: with several buckets in flight,
-waiting for others would deadlock gloo's threads. On a GPU a future is complete once its collective
-has been launched, and a wait blocks the current stream, but not the thread.
+There are fewer schemes than in the native module, and results need not equal the native module's
+bit for bit. Every rank gets all ranks' encodings and sums them in rank order, so the results of all
+ranks are equal bit for bit.
+
+Callbacks of futures wait only for futures that are complete already: with several buckets in
+flight, a wait for an incomplete future would deadlock gloo's threads. On a GPU a future is complete
+once its collective has been launched, and a wait blocks the current stream, but not the thread.
 """
 
 from __future__ import annotations
@@ -193,10 +195,11 @@ class TorchOps:
         futures = [work.get_future() for work in works]
 
         def mean_of_all(together: Any) -> Tensor:
-            # raises if an all-gather failed; other all-gathers may be incomplete then
+            # Raises if an all-gather failed. The futures below may be incomplete in that case.
             together.wait()
+            # `together` holds no tensors, so only these waits make the GPU's stream wait.
             for future in futures:
-                future.wait()  # makes the stream wait; `together`, without tensors, does not
+                future.wait()
             buffer.zero_()
             # 0, or NaN if some rank's gradients are not finite: then the whole mean becomes NaN.
             poison = sum((x * 0).sum() for x in chain(*gathered) if x.is_floating_point())
@@ -219,8 +222,9 @@ class TorchOps:
             return self._encode(buffer), lambda _: None
         numbers = [self._number[id(parameter)] for parameter in parameters]
         sizes = [parameter.numel() for parameter in parameters]
-        # DDP does not apply the mean to a parameter that no rank used. So this rank keeps the
-        # residual of a parameter whose gradient is zero here.
+        # DDP does not apply the mean to a parameter that no rank used, so a residual sent for it
+        # would be lost. This rank therefore sends no residual of a parameter whose gradient is zero
+        # here.
         used = torch.stack([part.any() for part in buffer.split(sizes)]).repeat_interleave(
             torch.tensor(sizes, device=buffer.device), output_size=buffer.numel()
         )

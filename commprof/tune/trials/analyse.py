@@ -67,8 +67,9 @@ class Figures:
     #: rounds. The slowest rank of each round is not used: chance would choose it, so that the
     #: median would be too long.
     step_ns: Floats
-    #: Median step in the second half of a block's measured steps divided by that in the first half,
-    #: each step on its slowest rank; NaN in blocks of fewer than 4 measured steps.
+    #: Median step in the second half of a block's measured steps, divided by that in the first
+    #: half. The time of a step is its time on the rank that is slowest in this step. NaN in blocks
+    #: of fewer than 4 measured steps.
     later_over_earlier: Floats
     #: Figures by column name, with the units of ``_COLUMNS``; see ``_over_block``.
     columns: dict[str, Floats]
@@ -213,7 +214,7 @@ def _sharded_bytes(
     """
     in_step = _trial_step(steps, issued.issue_ns, first_step, count)
     ops = [_GATHER, _SCATTER]
-    if not len(columns.buckets(trace)):  # the all-reduces are not DDP's
+    if not len(columns.buckets(trace)):  # without DDP's buckets, the all-reduces are FSDP2's
         ops.append(_REDUCE)
     used = (in_step >= 0) & np.isin(issued.op, ops)
     sent = sent_bytes(trace, issued)

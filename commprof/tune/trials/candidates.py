@@ -201,10 +201,10 @@ def parse_candidate(text: str) -> Candidate:
         elif is_sharding(word):
             sharding = with_word(sharding, word, text)
         elif name in HOOKS and word == name:
-            _once(not (hook or compressor), text, "exchanges")
+            _once(not (hook or compressor), text, "compressors or hooks")
             hook = name
         elif name in SCHEMES:
-            _once(not (hook or compressor), text, "exchanges")
+            _once(not (hook or compressor), text, "compressors or hooks")
             compressor = parse(word).label
         else:
             raise UsageError(
@@ -249,7 +249,7 @@ def _head(word: str) -> str:
 
 def _once(first: bool, text: str, what: str) -> None:
     if not first:
-        raise UsageError(f"candidate {text!r} names two {what}; they exclude each other")
+        raise UsageError(f"candidate {text!r} names two {what}; keep one of them")
 
 
 def all_digits(number: float) -> str:

@@ -125,8 +125,9 @@ class TrialVerdict:
     answer: str
     #: Label of the recommended candidate; empty unless ``answer`` is "use".
     choice: str
-    #: Share of the step that ``choice`` saves, at the joint level; if ``noop`` alone decided the
-    #: answer, the share that ``noop`` saves, at 95 %; else None.
+    #: If ``answer`` is "use": share of the step that ``choice`` saves, at the joint level. If the
+    #: time of ``noop`` decided the answer: share of the step that ``noop`` saves, at 95 %. In all
+    #: other cases None.
     gain: Interval | None
     #: Sentences for the reader, the most important first.
     sentences: tuple[str, ...]
@@ -134,8 +135,8 @@ class TrialVerdict:
     apply: str
     #: Label of the fastest winner; empty unless ``answer`` is "use".
     fastest: str = ""
-    #: Labels of the fastest winner and of winners that do not differ measurably from it, which
-    #: include ``choice``.
+    #: Labels of the fastest winner, and of winners that do not differ measurably from it.
+    #: ``choice`` is one of them.
     equals: tuple[str, ...] = ()
 
 

@@ -27,8 +27,8 @@ TECHNIQUES = (
     (f"{REDUCE_DTYPE}=bf16|fp16|fp32", "FSDP2: type in which gradients are reduced"),
     (
         f"{SCATTER_GROUP}={OWN}",
-        "FSDP2: gradients are reduced in a group of their own, beside the gathers of the next "
-        "parameters",
+        "FSDP2: gradients are reduced in a process group of their own, at the same time as the "
+        "next parameters are gathered",
     ),
 )
 #: Setting that FSDP2 fixes when a model is made -> command that predicts other values.
@@ -111,7 +111,8 @@ def with_word(setting: ShardingSetting, word: str, text: str) -> ShardingSetting
     name, _, value = word.partition("=")
     if name in _FIXED:
         raise UsageError(
-            f"{name} cannot change between steps: FSDP2 divides parameters once; {_FIXED[name]}"
+            f"{name} cannot change between steps: FSDP2 fixes it when it shards a model; "
+            f"{_FIXED[name]}"
         )
     if name == RESHARD:
         _once(setting.reshard is None, text, name)

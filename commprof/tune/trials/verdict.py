@@ -176,8 +176,9 @@ def _run_with(setting: TrialSetting, options: Sequence[str]) -> str:
 
 def _too_short(rounds: int) -> TrialVerdict:
     sentence = (
-        f"Too short for a verdict: {rounds} rounds are complete, and {MIN_ROUNDS} are needed. "
-        "Train more steps, or ask for shorter blocks (block=, warmup=) or fewer candidates."
+        f"Too short for a verdict: {MIN_ROUNDS} complete rounds are needed, and the trial has "
+        f"{rounds}. Train more steps, or ask for shorter blocks (block=, warmup=) or fewer "
+        "candidates."
     )
     return TrialVerdict("unknown", "", None, (sentence,), "")
 

@@ -253,7 +253,10 @@ class _LoraTrainee(DataTrainee):
         self._learning_rate = options.learning_rate
 
     def ddp_options(self) -> dict[str, Any]:
-        """Sends no buffers: the model's buffers are constants, the frequencies of its positions."""
+        """Turns off DDP's broadcasts of buffers: the model's only ones are constants.
+
+        They are the frequencies of its position encoding.
+        """
         return {"broadcast_buffers": False}
 
     def logits(self, model: nn.Module, inputs: Tensor) -> Tensor:

@@ -353,10 +353,12 @@ class _TimedTrainee:
         self._end_phase("optimizer", self._options.optimizer_ms)
 
     def truth(self) -> dict[str, list[int]] | None:
-        """Returns phases' starts and lengths per step, stamped here in ns on the capture's clock.
+        """Returns when each phase began and how long it took, per step, as this model measured it.
 
-        Backward ends where DDP begins to wait. A delay between the end of one phase and the start
-        of the next, as on a busy machine, belongs to neither.
+        "forward_begin_ns" holds the starts of forward on the capture's clock, and "forward_ns" its
+        lengths, both in ns with one value per step. The other phases have such keys too. Backward
+        ends where DDP begins to wait. A delay between the end of one phase and the start of the
+        next, as on a busy machine, belongs to neither.
         """
         return self._truth
 

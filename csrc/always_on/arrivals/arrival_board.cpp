@@ -111,9 +111,10 @@ uint64_t pairOf(uint32_t low, uint32_t high) noexcept {
 
 namespace board_memory {
 
-// Two words that belong together. The carrier sets `check` to 0, writes the two
-// words, and then sets `check` to its new value. A reader that finds the same
-// `check` before and after it reads the words has two words of the same write.
+// Two words that belong together. Only the carrier (hosts/arrival_carrier.h)
+// writes them: it sets `check` to 0, writes the two words, and then sets
+// `check` to its new value. A reader that finds the same `check` before and
+// after it reads the words has two words of the same write.
 struct Checked {
   Word check;
   Word first;

@@ -22,9 +22,9 @@
 namespace commprof {
 
 // In an operation, a rank waits for all ranks of its group, or for fewer if the
-// operation has a root or is a message. The rules are the same as in
+// operation has a root or is a message. The rules below are the same as in
 // commprof/analysis/align/matching.py, which states reasons and measurements; a
-// test compares the rules here and there.
+// test compares the two.
 
 // One operation as its rank issued it.
 struct Meaning {

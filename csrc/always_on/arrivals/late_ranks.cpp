@@ -15,8 +15,8 @@ double before(double begin, double end, double waited_ns, double time) {
   return std::clamp(time - begin, 0.0, length) / length * waited_ns;
 }
 
-// Returns the copy time per byte at which the replay waits for `blocked_ns` in
-// total.
+// Returns the copy time per byte at which the replay of DDP's loop waits for
+// `blocked_ns` in total. The loop waits for each bucket, and then copies it.
 double copyNsPerByte(
     const std::vector<double>& end_ns,
     const std::vector<double>& copied_bytes,

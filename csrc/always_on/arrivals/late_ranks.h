@@ -1,8 +1,8 @@
 // Counts which ranks came last to the collectives of this rank, and how long
 // this rank waited for each of them. The waits are kept in total, and per block
-// of time for a test against chance. How much of an exposed stretch was a wait
-// for the last rank is computed as in commprof/analysis/step/waiting.py and
-// exposure.py.
+// of time: the blocks later show whether a rank is late more than by chance.
+// How much of an exposed stretch was a wait for the last rank is computed as in
+// commprof/analysis/step/waiting.py and exposure.py.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,8 @@ namespace commprof {
 struct Exposure {
   uint64_t begin_ns = 0;
   uint64_t end_ns = 0;
-  // At most the length of the stretch, except for clock noise.
+  // Time of the stretch that was waiting. In a finalisation, CPU time (such as
+  // that of copying buckets) and separately counted waits are not part of it.
   uint64_t waited_ns = 0;
   uint64_t op_id = 0; // operation awaited in Work.wait; 0 for a finalisation
   uint64_t graph_task = 0; // id of the backward pass of a finalisation

@@ -52,8 +52,9 @@ class ArrivalCarrier {
   static constexpr uint64_t kAliveNs = 500'000'000;
   static constexpr uint64_t kSilentNs = 2'000'000'000;
   static constexpr uint64_t kForgetNs = 5'000'000'000;
-  // Time between two questions to better peers. A host stays with a parent at
-  // least this long before it returns to a better one.
+  // kReturnNs: time between two questions to better peers, which come before
+  // the parent in the list of peers. kStayNs: for at least this long, a host
+  // stays with a parent before it returns to a better one.
   static constexpr uint64_t kReturnNs = 2'000'000'000;
   static constexpr uint64_t kStayNs = 5'000'000'000;
   static constexpr uint32_t kMaxHosts = 1 << 16;

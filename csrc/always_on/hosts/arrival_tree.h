@@ -120,7 +120,7 @@ class ArrivalTree {
     bool is_blocked = false; // a child's datagrams were full
   };
   struct Progress {
-    uint32_t next = 0; // collective
+    uint32_t next = 0; // sequence number of the next collective to read
     uint32_t local_ranks = 0;
   };
 

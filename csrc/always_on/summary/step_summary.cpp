@@ -8,8 +8,8 @@ namespace commprof {
 namespace {
 
 // Largest number of waits kept between two phases of a step; later waits are
-// added to the last of these. If a whole step has more waits than this, they
-// are not split into waiting and transfer.
+// added to the last of these. If a whole step has more waits than this, none of
+// its waits is split into waiting and transfer.
 constexpr size_t kMaxPending = 1 << 14;
 constexpr uint64_t kNoOperation = UINT64_MAX;
 constexpr size_t kMaxSpans = 1 << 10; // phases that a wait is compared with

@@ -98,7 +98,7 @@ class Summary {
     bool wait_of_host = false; // the first wait was the host's, not a stream's
     bool failed = false;
     bool has_end = true; // its end can be observed
-    bool counted = false; // its end was seen; its duration counts, if known
+    bool counted = false; // its end was seen, and its duration added if known
   };
 
   Open* open(uint64_t op_id);

@@ -149,9 +149,11 @@ def test_training_options_out_of_range_are_refused(options: dict[str, Any], mess
 def test_options_unsupported_by_a_workload_are_refused_with_the_reason() -> None:
     timed = parse_spec("timed")
     check_supported(timed, TrainingOptions(accumulate=4), "fsdp")
-    with pytest.raises(UsageError, match="--clip-norm is not for the workload timed: it has no"):
+    with pytest.raises(
+        UsageError, match="--clip-norm cannot be used with the workload timed: it has"
+    ):
         check_supported(timed, TrainingOptions(clip_norm=1), "ddp")
-    with pytest.raises(UsageError, match="--strategy zero1 is not for the workload timed"):
+    with pytest.raises(UsageError, match="--strategy zero1 cannot be used with the workload timed"):
         check_supported(timed, TrainingOptions(), "zero1")
     packed = parse_spec("lora:base=4bit")
     with pytest.raises(UsageError, match=r"--strategy fsdp .* packed 4-bit weights"):

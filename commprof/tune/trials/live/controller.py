@@ -129,7 +129,7 @@ class Trial:
             )
 
     def _next(self, step: int) -> None:
-        """Begins what is due at the end of a step: the trial, its next block, or its end."""
+        """Begins the trial or its next block, or ends the trial, if that is due after a step."""
         if self._finds_sharded and may_be_sharded():
             for root in self._order.roots():
                 self._finds_sharded = False
@@ -233,9 +233,10 @@ class Trial:
         )
 
     def _cannot_keep(self, trainables: Trainables) -> str:
-        """Text on why some rank cannot take a snapshot; empty if all can, or need none.
+        """Returns why some rank cannot take a snapshot of the training state.
 
-        Called before the trial, because all ranks must act alike.
+        The result is empty if every rank can, or if no candidate needs a snapshot. Call this before
+        the trial begins: a rank that failed during the trial would leave it alone.
         """
         reason, world_size = "", max(model.world_size for model in self._models)
         if all(candidate.exact(world_size) for candidate in self._plan.everyone):
@@ -250,7 +251,10 @@ class Trial:
         return next((text for texts in told for text in texts if text), reason)
 
     def _impossible(self) -> dict[str, str]:
-        """Returns why models cannot use candidates: label -> reason, equal on all ranks."""
+        """Returns the candidates that some model cannot use: label -> reason.
+
+        All ranks get the same result.
+        """
         found = {}
         for candidate in self._plan.candidates:
             meant = [model for model in self._models if model.is_for(candidate)]

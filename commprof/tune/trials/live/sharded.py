@@ -74,7 +74,12 @@ class ShardedModel:
     """One FSDP2 model that takes part in a trial, or gets a setting permanently."""
 
     def __init__(self, root: nn.Module, order: GatherOrder) -> None:
-        """Accepts the outermost module, after ``fully_shard``, and all models' gather order."""
+        """Changes nothing yet.
+
+        Args:
+            root: outermost module on which ``fully_shard`` was called.
+            order: the order in which all models of this process gather parameters.
+        """
         self._states = states_of(root)
         self._groups = [group for state in self._states for group in _groups_of(state)]
         self._order = order
@@ -186,7 +191,11 @@ class ShardedModel:
         setattr(owner, name, value)
 
     def _scatter_group(self, group: Any) -> Any:
-        """Returns a group of the ranks among which parameters are sharded, which is made once."""
+        """Returns the process group for the reduce-scatters of ``group``.
+
+        It has the ranks among which the parameters of ``group`` are sharded. It is made at the
+        first call for these ranks.
+        """
         ranks = tuple(dist.get_process_group_ranks(group.mesh_info.shard_process_group))
         if ranks not in self._scatter_groups:
             self._scatter_groups[ranks] = dist.new_group(
@@ -198,7 +207,8 @@ class ShardedModel:
         return self._scatter_groups[ranks]
 
     def _reduce_in(self, group: Any, dtype: torch.dtype) -> None:
-        # The policy holds the type; group and parameters hold types that follow from the policy.
+        # A group and its parameters hold types that FSDP2 derived from the policy, so a change of
+        # the policy alone has no effect.
         self._undo.append(lambda: _follow_policy(group))
         for owner in _owners_of_policy(group):
             self._put(owner, "mp_policy", dataclasses.replace(owner.mp_policy, reduce_dtype=dtype))

@@ -139,9 +139,10 @@ class _Generators:
 
 
 def _refill(values: dict[Any, Any], kept: dict[Any, tuple[Any, Any]], stay: Iterable[str]) -> None:
-    """Restores a dictionary's values, and deletes later additions, except ``stay``.
+    """Restores the values of a dictionary, and deletes names added since the snapshot.
 
-    ``kept`` holds, per name, the original value and the snapshot's copy.
+    ``kept`` holds, per name, the original value and the snapshot's copy. Added names that are in
+    ``stay`` are not deleted.
     """
     for name in [name for name in values if name not in kept and name not in stay]:
         del values[name]

@@ -273,7 +273,7 @@ def test_candidates_that_no_option_applies_are_not_recommended(label: str) -> No
 def test_with_too_few_rounds_the_verdict_is_unknown() -> None:
     short = judge([], (), np.ones((3, 2)), (), RUN)
     assert short.answer == "unknown"
-    assert short.sentences[0].startswith("Too short for a verdict: 2 rounds are complete")
+    assert short.sentences[0].startswith("Too short for a verdict: 3 complete rounds are needed, ")
 
 
 @pytest.mark.parametrize(
