@@ -1,6 +1,7 @@
-// Builds text from values, without streams: streams share the symbols of
-// locales with every other copy of the C++ library in the process, and crash in
-// a module that is linked with another version of that library than torch.
+// Builds text from values, without streams. Streams share the symbols of
+// locales with every other copy of the C++ library in the process. If this
+// module and torch are linked with different versions of the library, streams
+// crash.
 #pragma once
 
 #include <concepts>

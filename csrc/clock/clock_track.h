@@ -77,8 +77,8 @@ struct ClockLine {
 // Thread-safe.
 class ClockTrack {
  public:
-  // Number of latest comparisons that determine the drift; in a long run they
-  // span 80 s.
+  // Number of latest comparisons that determine the drift. In a long run they
+  // span about 70 s: there is one every 10 s.
   static constexpr size_t kKept = 8;
   // kMostDrift: bound of the drift while comparisons do not tell it; the kernel
   // corrects a clock by at most 500 ppm (MAXFREQ of adjtimex(2)).

@@ -42,7 +42,9 @@ uint32_t Recorder::threadId() noexcept {
 void Recorder::start(const RecorderOptions& options) {
   const uint64_t capacity = options.ring_capacity;
   if (capacity < 2 || (capacity & (capacity - 1)) != 0) {
-    throw std::invalid_argument("ring_capacity must be a power of two");
+    throw std::invalid_argument(
+        "ring_capacity=" + std::to_string(capacity) +
+        " is out of range (allowed: 2, 4, 8 and further powers of two)");
   }
   if (options.session == 0 || options.flush_interval_ms == 0) {
     throw std::invalid_argument("session and flush_interval_ms must not be 0");

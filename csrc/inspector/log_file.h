@@ -78,13 +78,14 @@ struct Communicator {
   int64_t rank = -1; // rank of this process
   int64_t ranks = -1;
   int64_t nodes = -1;
-  int64_t dropped = 0; // records that the ring has lost up to the last dump
+  // Records that the plugin's ring buffer has lost up to the last dump.
+  int64_t dropped = 0;
   // By the host's clock, in µs since 1970; -1 if no dump tells it.
   int64_t firstDumpUs = -1;
   int64_t lastDumpUs = -1;
   std::map<std::string, Stream, std::less<>> streams; // by kind
   uint8_t kinds = 0;
-  // Index of the kind of each of the first collectives.
+  // For each of the first collectives: the index of its kind (Stream::index).
   std::vector<uint8_t> order;
   FollowedMessages messages;
   // True if operations were already taken while the log is followed.

@@ -16,7 +16,8 @@ namespace {
 // With more ranks, a square matrix takes more than 128 MB.
 constexpr size_t kMostOfMatrix = 4096;
 
-// A time clearly exceeds the usual transfer if it is longer by this factor.
+// A time clearly exceeds the usual transfer if it is longer than kClearly times
+// the usual transfer plus kClearlyUs.
 constexpr double kClearly = 1.25;
 constexpr double kClearlyUs = 5;
 constexpr size_t kEnoughCalls = 10;

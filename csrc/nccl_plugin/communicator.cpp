@@ -84,7 +84,8 @@ uint32_t Communicator::nextMessage(Origin origin, Op op, int peer) noexcept {
       1, std::memory_order_relaxed);
 }
 
-// Usually only one thread of NCCL calls this for a communicator.
+// The lock is seldom contended: usually only one thread of NCCL calls this for
+// a communicator.
 bool Communicator::sawGpuTime(uint64_t gpu_ns, uint64_t host_ns) noexcept {
   const Held held(clock_used_);
   return clock_.add(host_ns, gpu_ns);

@@ -56,7 +56,9 @@ class GpuClock {
   int next_ = 0; // next place in the ring
   // Number of differences since begin() that were not strange.
   uint64_t near_ = 0;
-  int side_ = 0; // 1: the last difference was strange and below the line
+  // Side of the last difference: 1: strange and below the line, -1: strange and
+  // above the line, 0: not strange.
+  int side_ = 0;
   int strange_ = 0; // number of strange differences in a row on that side
   uint64_t strange_since_ns_ = 0; // host's time of the first of them
   // The line: a point of it, and its slope.

@@ -28,8 +28,9 @@ Encode = Callable[[Tensor], "tuple[Tensor, ...]"]
 Decode = Callable[["tuple[Tensor, ...]", Tensor], None]
 
 _BLOCK = 128
-#: fp16's scales are powers of two with exponents in this range; larger values count as not finite.
-#: These are the rules of csrc/tune/compress/codecs/half_scale.h.
+#: fp16's scales are powers of two with exponents from ``_LEAST_EXPONENT`` to ``_LARGEST_EXPONENT``.
+#: A gradient whose magnitude is above ``_LARGEST_VALUE`` counts as not finite. These are the rules
+#: of csrc/tune/compress/codecs/half_scale.h.
 _LEAST_EXPONENT, _LARGEST_EXPONENT = -66, 100
 _LARGEST_VALUE = 2.0**80
 #: fp32's layout: bits after the exponent, and the exponent that is stored for 2^0.
@@ -169,7 +170,8 @@ class TorchOps:
         self._is_plain = compressor.scheme == "none"
         self._number = {id(parameter): number for number, parameter in enumerate(parameters)}
         self._devices = [parameter.device for parameter in parameters]
-        #: By parameter, not by bucket: DDP reuses a bucket's index and memory.
+        #: Residuals and last sent values are kept by parameter index, because DDP reuses the index
+        #: and the memory of a bucket.
         self._residuals: dict[int, Tensor] = {}
         self._sent: dict[int, Tensor] = {}
 

@@ -49,7 +49,9 @@ def open_images(data: str, count: int, classes: int, size: int) -> Images:
     """Returns the source of images that the option `data` names.
 
     data: SYNTHETIC, DIGITS, an .npz file, or a folder.
-    count, classes, size: number, number of classes, and height (= width) of synthetic images.
+    count: number of images to synthesise.
+    classes: number of classes of synthetic images; the largest number allowed for other images.
+    size: height and width of synthetic images.
     Raises UsageError if the images cannot be read, or have more than `classes` classes.
     """
     images: Images
