@@ -44,7 +44,7 @@ class TaskThread {
   explicit TaskThread(const char* name);
   TaskThread(const TaskThread&) = delete;
   TaskThread& operator=(const TaskThread&) = delete;
-  // Calls stop() with a patience of 1 s. Release the GIL before if a task may
+  // Calls stop() with a patience of 1 s. Release the GIL first if a task may
   // need it.
   ~TaskThread();
 

@@ -131,7 +131,7 @@ class Ring {
   const uint64_t capacity_;
   const uint64_t mask_;
   // push() checks how full the ring is once per quarter of the ring's capacity,
-  // but at most every 256 and at least every 1024 pushes.
+  // but not more often than every 256 pushes, nor less often than every 1024.
   const uint64_t look_mask_;
   uint64_t known_tail_ = 0; // the owner's copy; the tail only increases
   std::string path_; // empty: not file-backed

@@ -18,8 +18,8 @@ class GpuClock {
  public:
   // Takes a reading of the GPU's clock, seen at `host_ns` of the host's.
   // Returns false if the reading cannot be converted: it is not a time of any
-  // clock, or the GPU's clock seems to have been set back. If later readings
-  // confirm that, they can be converted.
+  // clock, or the GPU's clock seems to have been set forward. Once enough
+  // readings confirm that, readings can be converted again.
   bool add(uint64_t host_ns, uint64_t gpu_ns) noexcept;
   // Requires an earlier call of add().
   uint64_t toHost(uint64_t gpu_ns) const noexcept;
