@@ -253,9 +253,9 @@ class _LoraTrainee(DataTrainee):
         self._learning_rate = options.learning_rate
 
     def ddp_options(self) -> dict[str, Any]:
-        """Turns off DDP's broadcasts of buffers: the model's only ones are constants.
+        """Turns off DDP's broadcasts of buffers, because this model's buffers never change.
 
-        They are the frequencies of its position encoding.
+        They hold the frequencies of its position encoding.
         """
         return {"broadcast_buffers": False}
 
