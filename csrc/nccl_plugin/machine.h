@@ -1,5 +1,6 @@
-// Facts about the process and machine for a trace's metadata, whose keys are in
-// commprof/trace/documents.py. Missing texts are empty.
+// Facts about this process and its machine, for a trace's metadata;
+// commprof/trace/documents.py describes the keys of the metadata. A fact that
+// cannot be found is an empty text.
 #pragma once
 
 #include <sched.h>
@@ -57,7 +58,7 @@ inline int deviceCount() {
   return count;
 }
 
-// Returns the command as a JSON list.
+// Returns the arguments of this process's command line as a JSON list.
 inline std::string commandJson() {
   const std::string arguments = contentOf("/proc/self/cmdline");
   std::string list = "[";

@@ -1,5 +1,5 @@
-// NCCL's words for operations, types of elements, algorithms and protocols, as
-// codes of the trace.
+// Translates NCCL's words for operations, types of elements, algorithms and
+// protocols to the codes that stand for them in the trace.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@ struct FuncName {
 };
 
 // Operations that a kernel carries out. Since NCCL 2.28 there are also calls of
-// AlltoAll, Gather and Scatter; they run the kernels of messages.
+// AlltoAll, Gather and Scatter; they run the kernels of sends and receives.
 inline constexpr std::array<FuncName, 7> kFuncs = {{
     {"AllReduce", Op::kAllReduce},
     {"AllGather", Op::kAllGatherIntoTensor},

@@ -66,8 +66,8 @@ uint64_t onHost(const Operation& operation, uint64_t time_ns) noexcept {
   return operation.timed ? operation.communicator->gpuToHost(time_ns) : time_ns;
 }
 
-// Packs two durations into one field; durations too long for the field are cut
-// off.
+// Packs two durations into one field of 64 bits, 32 bits each. A longer
+// duration is stored as the largest one that fits.
 uint64_t packed(uint64_t high_ns, uint64_t low_ns) noexcept {
   constexpr uint64_t kMost = UINT32_MAX;
   return std::min(high_ns, kMost) << 32 | std::min(low_ns, kMost);
@@ -142,7 +142,8 @@ void recordUntimed(const Launched& launched) noexcept {
 Handle beginOperation(
     Communicator& communicator,
     const Launched& launched) noexcept {
-  // Fewer consecutive slots than this are held at a time.
+  // So many tries find a free slot: fewer consecutive slots are held by other
+  // threads at any one time.
   constexpr int kTries = 8;
   for (int i = 0; i < kTries; ++i) {
     const Turn turn = nextTurn(g_begun, kOperations);

@@ -197,8 +197,8 @@ struct Told {
   bool has_kernel = true;
 };
 
-// If the number of ranks is not known, the larger side of a gathering or
-// scattering collective stays 0.
+// Sets the bytes of a call's input and output. For an all-gather's output and a
+// reduce-scatter's input, they stay 0 if the number of ranks is not known.
 void setBytes(Record& issue, uint64_t size, int ranks) noexcept {
   const uint64_t all =
       ranks == Communicator::kUnknown ? 0 : size * uint64_t(ranks);
@@ -222,7 +222,9 @@ void setBytes(Record& issue, uint64_t size, int ranks) noexcept {
   }
 }
 
-// Pushes the call's record, in a trace of the plugin's own.
+// Pushes a record of the call that launched an operation. Only used for a trace
+// of the plugin's own: if the plugin is a part of capture, capture records the
+// calls.
 void pushIssue(
     const Communicator& communicator,
     const Launched& launched,

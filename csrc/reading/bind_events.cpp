@@ -113,8 +113,9 @@ void bindEvents(py::module_& m) {
       .def(
           "scan",
           &BoundScanner::scan,
-          "Reads complete events from a position on; returns the position "
-          "where it stopped.",
+          "Reads the events of `text` from position `at` on. Returns the "
+          "position at which the scan stopped: in front of an event that is "
+          "cut off or unusual, or of anything else.",
           py::arg("text"),
           py::arg("at"))
       .def_property_readonly(
@@ -125,8 +126,8 @@ void bindEvents(py::module_& m) {
       .def_property_readonly(
           "processes",
           [](const BoundScanner& self) { return self.scanner.processes(); },
-          "Processes of the last scan: index of the category, and the process "
-          "as JSON.")
+          "The processes that have events in the last scanned text: pairs of a "
+          "category's index and a process (`pid`, as JSON).")
       .def_property_readonly("category", &columnOf<&EventColumns::category>)
       .def_property_readonly("name", &columnOf<&EventColumns::name>)
       .def_property_readonly("begin_ns", &columnOf<&EventColumns::startNs>)
@@ -143,14 +144,14 @@ void bindEvents(py::module_& m) {
           [](const BoundScanner& self, size_t first) {
             return since(self.scanner.names(), first);
           },
-          "Names from this index on, as JSON.",
+          "Names of events, as JSON, without the `first` ones.",
           py::arg("first"))
       .def(
           "values",
           [](const BoundScanner& self, size_t first) {
             return since(self.scanner.values(), first);
           },
-          "Values of arguments from this index on, as JSON.",
+          "Values of kept arguments, as JSON, without the `first` ones.",
           py::arg("first"))
       .def(
           "arguments",
@@ -169,9 +170,10 @@ void bindEvents(py::module_& m) {
                         arrayOf(found.combination),
                         py::array_t<int64_t>(shape, found.integers.data())));
           },
-          "For each row: the index of its combination of kept values, and its "
-          "integers. An integer is -1 if it is missing, -2 if the value is no "
-          "whole number, -3 if only Python can tell.",
+          "For each row, the index of its combination in `combinations`; and, "
+          "as [row, key], the values of the integer keys: -1 if the key is "
+          "missing, -2 if the value is not a whole number of at least 0, -3 if "
+          "only Python can read it.",
           py::arg("rows"))
       .def(
           "arguments_text",
@@ -189,8 +191,9 @@ void bindEvents(py::module_& m) {
                 all.begin() + ptrdiff_t(std::min(first, all.size())),
                 all.end());
           },
-          "Combinations from this index on: for each kept key the value's "
-          "index, or -1.",
+          "Combinations of arguments, without the `first` ones. A combination "
+          "has, for each kept key, the index of the value in `values`; -1 if "
+          "the key is missing.",
           py::arg("first"));
 }
 

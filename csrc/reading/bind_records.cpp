@@ -48,8 +48,8 @@ void bindRecords(py::module_& m) {
         return partsOf(packed);
       },
       "Returns the kind of each record; the kinds that occur; the number of "
-      "records of each; [base, width, offset] for each kind and field; and the "
-      "bytes of the columns.",
+      "records of each such kind; [base, width, offset] as [kind, field], for "
+      "the same kinds; and the bytes of the columns.",
       py::arg("records"));
   m.def(
       "unpack_columns",
@@ -74,7 +74,8 @@ void bindRecords(py::module_& m) {
         Numbers values((py::ssize_t(count)));
         const std::span<uint64_t> written(values.mutable_data(), size_t(count));
         if (!reading::unpackColumns(columns, written)) {
-          throw py::value_error("a column reaches beyond its data");
+          throw py::value_error(
+              "a column reaches beyond its data or has an unknown width");
         }
         return values;
       },

@@ -10,8 +10,9 @@ namespace commprof {
 
 using PackedBytes = pybind11::array_t<uint8_t, pybind11::array::c_style>;
 using PackedNumbers = pybind11::array_t<uint64_t>;
-// Kind of each record; kinds that occur; number of records of each; base, width
-// and offset for each kind and field; and the bytes of the columns.
+// Kind of each record; kinds that occur; number of records of each such kind;
+// base, width and offset as [kind, field], for the same kinds; and the bytes of
+// the columns.
 using PackedParts = pybind11::typing::
     Tuple<PackedBytes, PackedBytes, PackedNumbers, PackedNumbers, PackedBytes>;
 

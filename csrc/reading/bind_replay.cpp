@@ -118,8 +118,9 @@ void bindReplay(py::module_& m) {
             replay::lastUntil(
                 spanOf(edges), spanOf(first), spanOf(values), spanOf(cuts)));
       },
-      "Returns, for each value, the index of the last edge of its rank that is "
-      "not above the value.",
+      "Returns, for each value, the index of the largest edge of its rank that "
+      "is not above the value; if all edges are above it, the index of the "
+      "rank's first edge.",
       py::arg("edges"),
       py::arg("first"),
       py::arg("values"),
@@ -147,8 +148,8 @@ void bindReplay(py::module_& m) {
             {moved.mutable_data(), size_t(moved.size())});
         return moved;
       },
-      "Returns the own time of each event if each step and phase takes as long "
-      "as wanted.",
+      "Returns each event's place in its rank's own time, in ns, if the pieces "
+      "of each cell (one phase of one step) together take `wanted` ns.",
       py::arg("first"),
       py::arg("edge"),
       py::arg("is_issue"),

@@ -96,8 +96,8 @@ void bindTraces(py::module_& m) {
         }
         return heads;
       },
-      "Returns the JSON of each trace's first block: empty if this block must "
-      "be read in another way, None if the file is no trace.",
+      "Returns the JSON of each trace's first block, the metadata: None if the "
+      "file is no trace, empty if the block is not metadata or is too large.",
       py::arg("paths"));
   m.def(
       "read_small_trace",

@@ -47,7 +47,7 @@ py::array_t<T> arrayOf(const std::vector<T>& values) {
   return py::array_t<T>(py::ssize_t(values.size()), values.data());
 }
 
-// One row per entry of `columns`; no row if there are no values.
+// Arranges values in rows of `columns` values; no row if `columns` is 0.
 py::array_t<double> matrixOf(
     const std::vector<double>& values,
     size_t columns) {
@@ -133,7 +133,8 @@ void bindLog(py::module_& m) {
             }
             return all;
           },
-          "Kind, size, algorithm and protocol, and number of records.")
+          "A tuple for each kind of operation, size, and algorithm with "
+          "protocol: these three, and the number of records.")
       .def(
           "sequence",
           [](const Communicator& self) {
@@ -167,7 +168,7 @@ void bindLog(py::module_& m) {
             const py::gil_scoped_release release;
             self.finish();
           },
-          "Takes a last line that has no line end.")
+          "Takes the rest of the file as its last line, which has no line end.")
       .def_property_readonly("name", &LogFile::name)
       .def_property_readonly(
           "version", [](const LogFile& self) { return textOf(self.version()); })
@@ -250,7 +251,8 @@ void bindWaits(py::module_& m) {
         const py::gil_scoped_release release;
         return splitCollectives(streamsOf(members, kind), ranks, blocks);
       },
-      "Splits operations in which all ranks wait for all.",
+      "Splits each rank's time in collectives into waiting and transfer; for "
+      "collectives in which every rank waits for all ranks.",
       py::arg("members"),
       py::arg("kind"),
       py::arg("ranks"),
@@ -261,7 +263,8 @@ void bindWaits(py::module_& m) {
         const py::gil_scoped_release release;
         return messagesOf(members, blocks);
       },
-      "Splits sends and recvs between the members of a communicator.",
+      "Splits the time in sends and recvs between the members of a "
+      "communicator into waiting and transfer.",
       py::arg("members"),
       py::arg("blocks"));
   m.def(
@@ -270,7 +273,8 @@ void bindWaits(py::module_& m) {
         const py::gil_scoped_release release;
         return unsplit(streamsOf(members, kind));
       },
-      "Sums up operations whose waiting is not known.",
+      "Sums up the times of operations that cannot be split into waiting and "
+      "transfer.",
       py::arg("members"),
       py::arg("kind"));
 }
@@ -280,9 +284,9 @@ void bindFollowing(py::module_& m) {
   m.def(
       "inspector_join",
       [](const Followed& members) { return joinLogs(members); },
-      "Joins the records that several logs of one process hold of one "
-      "communicator, in the first of the returned members. Logs that overlap "
-      "are left out.",
+      "Joins one communicator's records from several logs of one process: the "
+      "first of the returned members then has them all. Logs that overlap in "
+      "time are left out.",
       py::arg("members"),
       py::return_value_policy::reference);
   m.def(
@@ -295,8 +299,9 @@ void bindFollowing(py::module_& m) {
         const py::gil_scoped_release release;
         return takeCollectives(members, isFollowed, kind, ranks, blocks);
       },
-      "Splits the calls that all followed members have written, and drops "
-      "them.",
+      "Like inspector_collectives, for the calls that all members with a "
+      "nonzero `is_followed` have written already; then drops the records of "
+      "these calls.",
       py::arg("members"),
       py::arg("is_followed"),
       py::arg("kind"),
@@ -308,8 +313,8 @@ void bindFollowing(py::module_& m) {
         const py::gil_scoped_release release;
         return takeMessages(members, blocks, isAll);
       },
-      "Splits the messages that both ranks have written, or all messages, and "
-      "drops them.",
+      "Like inspector_messages, for the messages that both ranks have written "
+      "already, or for all messages; then drops their records.",
       py::arg("members"),
       py::arg("blocks"),
       py::arg("is_all"));
@@ -319,7 +324,7 @@ void bindFollowing(py::module_& m) {
         const py::gil_scoped_release release;
         return takeUnsplit(members, kind);
       },
-      "Sums up and drops operations whose waiting is not known.",
+      "Like inspector_unsplit; then drops the records.",
       py::arg("members"),
       py::arg("kind"));
 }

@@ -26,7 +26,8 @@ py::object owned(PyObject* made) {
   return py::reinterpret_steal<py::object>(made);
 }
 
-// State of the unpickler. A mark on the stack is an object without a value.
+// State of the unpickler. A mark on the stack is a py::object that holds no
+// Python object.
 class Machine {
  public:
   explicit Machine(std::string_view data) : rest_(data) {}

@@ -48,7 +48,8 @@ std::optional<Payload> nextBlock(
   const Payload found = {
       header.type, file.subspan(offset, size_t(header.payload_bytes))};
   offset += found.bytes.size();
-  // The checksum of a summary that is being written is written last.
+  // A kSpare block may hold a summary whose writing was interrupted; its
+  // checksum does not count.
   if (found.type != BlockType::kSpare &&
       crc32(found.bytes.data(), found.bytes.size()) != header.crc32) {
     return {};

@@ -319,8 +319,8 @@ EventScanner::Outcome EventScanner::scanEvent(
   return Outcome::kTaken;
 }
 
-// Adds the event's row, if the event has a row. Returns false if the event must
-// be left to the reader in Python.
+// Adds a row for the event, unless no row is wanted for such an event. Returns
+// false if the event must be left to the reader in Python.
 bool EventScanner::addRow(const Tokens& tokens, std::string_view text) {
   if (!isString(tokens.phase)) {
     return true;
@@ -329,8 +329,8 @@ bool EventScanner::addRow(const Tokens& tokens, std::string_view text) {
   if (phase == "B" || phase == "E" || isEscaped(phase)) {
     return false;
   }
-  // Only Python knows the names of processes, which tell what an event without
-  // a category is.
+  // The reader in Python needs the names of processes: they tell what an event
+  // without a category is.
   if (phase == "M" &&
       (tokens.name == "\"process_name\"" || isEscaped(tokens.name))) {
     return false;

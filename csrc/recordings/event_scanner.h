@@ -45,7 +45,7 @@ struct EventColumns {
   std::vector<int64_t> startNs;
   std::vector<int64_t> endNs;
   std::vector<int64_t> thread; // -1 if the thread is not a whole number
-  // -1 if not a whole number; the same for the next two.
+  // -1 if the value is not a whole number; the same in `device` and `stream`.
   std::vector<int64_t> correlation;
   std::vector<int64_t> device;
   std::vector<int64_t> stream; // `tid` if the arguments have no stream

@@ -1,5 +1,7 @@
-// Own times of events, if the pieces between them take longer or shorter. The
-// rules, and the same in numpy, are in commprof/analysis/replay/program.py.
+// Moves events in their rank's own time (a clock that stops while the rank
+// waits for communication), if pieces of this time become longer or shorter.
+// commprof/analysis/replay/program.py has the rules, and the same function in
+// numpy.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +10,8 @@
 
 namespace commprof::replay {
 
-// Cuts of all ranks' own time, one rank after the other; times in ns.
+// Points at which the ranks' own time is cut into pieces: borders of steps and
+// phases, and issues of collectives. One rank after the other; times in ns.
 struct Cuts {
   // Index of each rank's first cut; the last entry is the number of all cuts.
   std::span<const int64_t> first;
@@ -36,9 +39,9 @@ std::vector<int64_t> lastUntil(
     std::span<const double> values,
     std::span<const int64_t> cuts);
 
-// Writes the own time of each event to `result`, if the pieces of each step and
-// phase take wanted[cell] together. The issues of a rank are in the order of
-// its cuts.
+// Writes each event's own time to `result`, if the pieces of each cell together
+// take wanted[cell] ns; pieces without a cell keep their lengths. The issues
+// among a rank's events are in the same order as the issues among its cuts.
 void moveEvents(
     const Cuts& cuts,
     const Moments& events,

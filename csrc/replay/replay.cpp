@@ -118,9 +118,10 @@ void Plan::findOpening(const Lists& opens) {
   }
 }
 
-// Initial state of each condition. The issues that are not replayed already
-// have a time, the recorded one; `arrived_` is the latest of these times. The
-// replayed issues have none yet, and are counted in `missing_`.
+// Sets the initial state of each condition. A needed row that is not replayed
+// is issued at its recorded time: `arrived_` is the latest of these times. A
+// needed row that is replayed is not issued yet: `missing_` is the number of
+// these rows.
 void Plan::prepare(const Calls& calls) {
   const auto& needed = calls.needed;
   for (size_t number = 0; number + 1 < needed.first.size(); number++) {
@@ -350,9 +351,8 @@ class Run {
   const Plan& plan_;
   const Changed& changed_;
   std::vector<State>& state_; // [slot]
-  // [condition]: needed rows that are not issued yet, and the latest issue.
-  std::vector<int32_t> missing_;
-  std::vector<double> arrived_;
+  std::vector<int32_t> missing_; // [condition]: needed rows not issued yet
+  std::vector<double> arrived_; // [condition]: time of the latest issue so far
   std::vector<int64_t> at_; // [rank]: its next event
   std::vector<double> stood_;
   // [rank]: another rank that waits for the same row.

@@ -33,10 +33,12 @@ struct Lists {
   std::span<const int64_t> rows;
 };
 
-// The collectives of all ranks. Each call of a rank is one row.
+// The collectives of all ranks. Each call of a rank is one row. Condition k is
+// that all rows in list k of `needed` are issued. Before that, no row in list k
+// of `opens` can begin.
 struct Calls {
-  Lists needed; // list k: the rows that must be issued ...
-  Lists opens; // ... before these rows can begin
+  Lists needed;
+  Lists opens;
   // [row]: the row that must be complete before this row begins; -1: none.
   std::span<const int64_t> before;
   std::span<const int64_t> issue;
@@ -44,18 +46,22 @@ struct Calls {
   std::span<const bool> outside; // not replayed: keeps its `end`
 };
 
-// What a change may change.
+// What may differ between the replays of one plan; times in ns.
 struct Changed {
-  std::span<const double> own; // of each event
-  std::span<const double> extra; // of each event
-  std::span<const double> transfer; // of each row
+  std::span<const double> own; // [event]: the rank's own time at the event
+  // [event]: after a wait, how long after the completion the rank goes on; of a
+  // stand, how long the rank stands still.
+  std::span<const double> extra;
+  std::span<const double> transfer; // [row]
   // Rows whose transfer takes no time, and after which a rank does not go on
   // later than recorded; empty: no row.
   std::span<const bool> free;
 };
 
-// State of a replayed row. What one row needs is kept together, because the
-// rows of a collective lie far apart: each rank's rows are neighbours.
+// State of a replayed row, all in one place of memory. With one array per
+// field, each field of a collective's rows would be another access to distant
+// memory: neighbours in an array are rows of the same rank, not of the same
+// collective.
 struct State {
   double time; // completion; until then, start of a wait for an earlier row
   double transfer;
@@ -107,10 +113,8 @@ class Plan {
   std::vector<int32_t> several_;
   std::vector<int64_t> opensFirst_; // [condition]
   std::vector<int32_t> opens_; // slots
-  // [condition]: needed rows that are replayed, and the latest issue of the
-  // other ones.
-  std::vector<int32_t> missing_;
-  std::vector<double> arrived_;
+  std::vector<int32_t> missing_; // [condition]: needed rows that are replayed
+  std::vector<double> arrived_; // [condition]: latest issue of its other rows
   // [chained row]: its slot (kNone if not replayed), the slot or fixed row that
   // it follows, and by how much.
   std::vector<int32_t> chained_;

@@ -1,6 +1,7 @@
-// The functions that the profiler gives to C++ modules of its satellites, such
-// as csrc/tune. Besides them, the modules may use only csrc/base, core/record.h
-// and torch/capture/ddp/mean_all_reduce.h.
+// The functions that the profiler gives to C++ modules of the packages around
+// it (its satellites, see commprof/satellites.py), such as csrc/tune. Besides
+// these functions, such a module may use only csrc/base, core/record.h and
+// torch/capture/ddp/mean_all_reduce.h.
 //
 // A module is not linked with the core, which has the only recorder of the
 // process. The module gets this table of functions from the loaded core, as a
@@ -43,8 +44,8 @@ struct CoreFunctions {
   void (*works_for)(int graph_task) noexcept;
 };
 
-// A communication hook made by a satellite; BucketHook runs it as its inner
-// hook.
+// A communication hook made by a module outside of the core, such as csrc/tune;
+// BucketHook runs it as its inner hook.
 class InnerHook : public c10d::CommHookInterface {};
 
 // The attribute of the core's Python module that holds the capsule, and the

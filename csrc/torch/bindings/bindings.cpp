@@ -376,7 +376,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   m.def(
       "uninstall_observer",
       &uninstallObserver,
-      "Restores the original kernels.");
+      "Removes the recording kernels: operators then run their original "
+      "kernels only.");
   m.def(
       "set_stacks",
       &setStacks,
@@ -392,7 +393,10 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   m.attr(kCoreFunctionsAttribute) =
       py::capsule(&coreFunctions(), kCoreFunctionsName);
   py::class_<InnerHook, std::shared_ptr<InnerHook>>(
-      m, "InnerHook", "A communication hook that a satellite made in C++.");
+      m,
+      "InnerHook",
+      "A communication hook in C++ from another package, such as "
+      "commprof.tune.");
   py::class_<BucketHook, std::shared_ptr<BucketHook>>(
       m, "BucketHook", "The DDP communication hook of one model.")
       .def_static(
@@ -415,7 +419,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
           [](BucketHook& self, py::object hook, py::object state) {
             self.setInner(pythonHook(std::move(state), std::move(hook)));
           },
-          "Replaces the Python hook that it calls, from the next bucket on.",
+          "From the next bucket on, the registered hook calls this Python hook "
+          "instead of the previous one.",
           py::arg("hook"),
           py::arg("state"))
       .def(
@@ -423,7 +428,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
           [](BucketHook& self, std::shared_ptr<InnerHook> hook) {
             self.setInner(std::move(hook));
           },
-          "Calls a satellite's hook instead, from the next bucket on.",
+          "From the next bucket on, the registered hook calls this hook in C++ "
+          "instead of the previous one.",
           py::arg("hook"))
       .def_property(
           "recording", &BucketHook::recording, &BucketHook::setRecording);
@@ -435,7 +441,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
       "object lives.")
       .def(
           py::init(&ObservedBuckets::watch),
-          "Registers nothing with the DDP reducer.",
+          "Observes the buckets of this DDP reducer, without registering a "
+          "hook with it.",
           py::arg("reducer"))
       .def_property(
           "recording",

@@ -74,10 +74,11 @@ void bindStreams(py::module_& m) {
         return found.op_id == 0 ? nullptr
                                 : std::make_unique<CollectiveId>(found);
       },
-      "Returns the last collective before an event that is recorded on the "
-      "stream now. None if a StreamWait has already waited for that "
-      "collective. A stream is its "
-      "device's index and its id; None is the calling thread's current stream.",
+      "Returns the last collective that the stream ran or waited for: an event "
+      "that is recorded on the stream now comes after it. None if there is "
+      "none, or if a StreamWait for that collective has begun since. `stream`: "
+      "the device's index and the stream's id; None: the calling thread's "
+      "current stream.",
       py::arg("stream"));
 }
 
@@ -99,12 +100,12 @@ void bindDevices(py::module_& m) {
   m.def(
       "begin_manual_finalize",
       &beginManualFinalize,
-      "Begins a finalisation of a backward pass, if the script makes the "
-      "finalisation itself.");
+      "Called before DDP.finalize_backward(), with which a script finalises a "
+      "backward pass itself.");
   m.def(
       "end_manual_finalize",
       &endManualFinalize,
-      "Ends a finalisation that the script made itself.");
+      "Called after DDP.finalize_backward().");
   m.def(
       "abandon_coalescing",
       &abandonCoalescing,

@@ -25,7 +25,8 @@ namespace commprof {
 // Placed around the call that blocks. Records the wait even if the call throws.
 class WaitTimer {
  public:
-  // `is_end`: no other record tells when the operation was complete.
+  // `is_end`: the end of the wait counts as the operation's completion, because
+  // no other record tells when that was.
   WaitTimer(uint64_t op_id, Op op, bool is_end = false) noexcept
       : op_id_(op_id), op_(op), is_end_(is_end) {
     ++waits_.open;

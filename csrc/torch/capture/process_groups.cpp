@@ -64,7 +64,8 @@ std::string backendName(
   return backend != nullptr ? backend->getBackendName() : name;
 }
 
-// Returns the name by which all ranks know one backend of a group.
+// Returns a name for one of a group's two backends that is the same on all
+// ranks; empty if the group has no name.
 std::string apart(const std::string& name, const std::string& backend) {
   return name.empty() ? name : name + ":" + backend;
 }

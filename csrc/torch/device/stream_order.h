@@ -20,10 +20,11 @@ inline uint64_t queueOf(uint32_t group, uint32_t peer, Op op) noexcept {
 }
 
 // The stream on which each queue's operations run, as found at the queue's
-// first operations. A mark on that stream after an operation blocks nothing. A
-// wait for the operation on a separate stream could block: CUDA has eight
-// hardware queues, and in a queue all work behind the wait is blocked too,
-// including the program's compute. Thread-safe.
+// first operations. The completion of an operation is marked on its stream,
+// which blocks nothing. Otherwise, a separate stream would have to wait for the
+// operation before the mark. Such a wait can block other streams, even the
+// program's compute: all streams share CUDA's eight hardware queues.
+// Thread-safe.
 class QueueStreams {
  public:
   // After so many tries, the backend counts as one that does not show streams.
