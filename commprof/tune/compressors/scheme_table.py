@@ -15,8 +15,8 @@ SCHEMES: Final = (
     ("Bfloat16", "bf16", 0, "two_phase", "16 bits a value with fp32's range, 2x fewer bytes"),
     ("Int8", "int8", 0, "two_phase", "8 bits a value, a scale per 128 values: 3.9x fewer bytes"),
     ("Int4", "int4", 1, "two_phase", "4 bits a value, a scale per 64 values: 7.1x fewer bytes"),
-    ("TopK", "topk", 1, "gather", "the largest values of each bucket, sent exactly"),
-    ("PowerSgd", "powersgd", 1, "ring", "two thin factors of each matrix (PowerSGD)"),
+    ("TopK", "topk", 1, "gather", "only the largest values of each bucket, 16 bits each"),
+    ("PowerSgd", "powersgd", 1, "ring", "two thin factors in place of each matrix (PowerSGD)"),
     (
         "None",
         "hierarchical",

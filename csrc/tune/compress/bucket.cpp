@@ -41,7 +41,8 @@ void checkBucket(const Bucket& bucket) {
           " x ",
           slot.cols,
           ", bucket of ",
-          bucket.numel));
+          bucket.numel,
+          " values"));
     }
     at = slot.offset + slot.numel;
   }

@@ -45,8 +45,8 @@ struct Span {
 };
 
 struct BucketReport {
-  // Sorted by begin time. Spans of the same stage follow one after another. If
-  // pieces are pipelined, spans of the exchange overlap those of other stages.
+  // Sorted by begin time. Spans of the same stage do not overlap. If pieces are
+  // pipelined, spans of the exchange overlap those of other stages.
   std::vector<Span> spans;
   // Size in bytes of this rank's encoded gradients, including the handshake's
   // header.
@@ -63,10 +63,12 @@ struct BucketReport {
   // measured only in the steps that Options::measure_every selects (it costs
   // extra passes) and only for lossy codes; otherwise has_quality is false.
   bool has_quality = false;
-  double relative_error = 0; // ||wanted - sent|| / ||wanted||, wanted = g + r
-  double cosine = 0; // between wanted and sent
-  double residual_ratio =
-      0; // ||residual|| / ||g|| after run(); 0 without feedback
+  // ||wanted - sent|| / ||wanted||, where wanted = gradient + residual, and
+  // sent is what the encoding of wanted decodes to.
+  double relative_error = 0;
+  double cosine = 0; // of the angle between wanted and sent
+  // ||residual|| / ||gradient|| after run(); 0 without error feedback.
+  double residual_ratio = 0;
   uint64_t zeroed = 0; // number of nonzero values sent as zero
   // Number of values that were sent as less than half of their size because
   // they exceed the range of their code. Codes that scale by the largest value

@@ -157,7 +157,8 @@ class BucketCompressor : public Compressor {
 
   std::vector<float> takeResidual(const Bucket& bucket, const Slot& slot)
       override {
-    sent_log_.beginStep(bucket.step); // ranks without a part skip run()
+    // run() does this too, but ranks that exchange no part do not call it.
+    sent_log_.beginStep(bucket.step);
     return residuals_.take(bucket, slot);
   }
 

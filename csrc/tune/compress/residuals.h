@@ -2,8 +2,9 @@
 // have not sent yet, in units of this rank's gradients. For speed they are
 // stored in arenas laid out like buckets, one per signature. When DDP rebuilds
 // its buckets, each parameter's residual moves to the arena of its new bucket.
-// Memory: 4 bytes per parameter; replaced arenas grow to the size of the
-// largest one.
+// Memory: 4 bytes per gradient value, and one spare array with which
+// Residuals::replace() swaps an arena's array. Over several swaps, all of these
+// arrays grow to the size of the largest one.
 //
 // Withheld residuals: a parameter that this rank's backward pass did not use
 // has a gradient of zeros in the bucket. If no rank used it, DDP
@@ -30,9 +31,9 @@ namespace commprof::compress {
 
 // The encoded data that this rank sent in the current step. If GradScaler skips
 // the step, the data returns to the residuals. It takes memory only with error
-// feedback: the size of the payload, for topk with its default ratio 1 % of the
-// gradients' size. With two phases, it takes 4 more bytes per value of this
-// rank's chunk; so for int4, it takes 1/8 + 1/W of the gradients' size.
+// feedback: as much as the payload, which is 1 % of the gradients' size for
+// topk with its default ratio. With two phases, it takes 4 more bytes per value
+// of this rank's chunk; so for int4, it takes 1/8 + 1/W of the gradients' size.
 
 struct Sent {
   uint64_t signature = 0;

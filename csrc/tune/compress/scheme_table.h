@@ -46,13 +46,13 @@ namespace commprof::compress {
     "topk",                                                             \
     1,                                                                  \
     Gather,                                                             \
-    "the largest values of each bucket, sent exactly")                  \
+    "only the largest values of each bucket, 16 bits each")             \
   X(PowerSgd,                                                           \
     7,                                                                  \
     "powersgd",                                                         \
     1,                                                                  \
     Ring,                                                               \
-    "two thin factors of each matrix (PowerSGD)")
+    "two thin factors in place of each matrix (PowerSGD)")
 
 // Same columns as above. Each of these schemes has the code number and the
 // implementation of another scheme; only the caller's transport differs.

@@ -1,7 +1,7 @@
 // Power-of-two scale of fp32 values before their conversion to binary16: the
-// largest becomes a value in [2^14, 2^15), so that nothing overflows and as
-// little as possible underflows. (Without it, half of all gradients lie below
-// binary16's normal range.)
+// largest magnitude becomes a value in [2^14, 2^15), so that nothing overflows
+// and as little as possible underflows. (Without the scale, half of all
+// gradients lie below binary16's normal range.)
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,9 @@
 
 namespace commprof::compress {
 
-// A larger exponent would put 2^-exponent / world outside fp32's normal range;
-// a smaller one only occurs with values above kLargestMagnitude.
+// Range of the exponents. With an exponent above it, 2^-exponent / world would
+// be below fp32's normal range. An exponent below it would mean that values
+// exceed kLargestMagnitude.
 inline constexpr int kMaxHalfExponent = 100;
 inline constexpr int kMinHalfExponent = -66;
 

@@ -44,8 +44,9 @@ namespace {
 using kernels::kSparsePart;
 using kernels::sparseParts;
 
-// Expected number of chosen places of a rank in the sample. With 8 ranks, the
-// share of distinct places is then known to about 2 %.
+// Expected number of a rank's chosen places (indices in the bucket) that are in
+// the sample. With 8 ranks, the share of distinct places is then known to about
+// 2 %.
 constexpr size_t kWanted = 256;
 constexpr size_t kMost = 2 * kWanted;
 
@@ -57,7 +58,8 @@ uint32_t mixed(uint32_t x) {
   return x ^ (x >> 16);
 }
 
-// Largest mixed() value of the places in the sample.
+// Returns the limit of the sample for ranks that choose k places each: a place
+// is in the sample if mixed(place) is at most this limit.
 uint32_t limitFor(size_t k) {
   return uint32_t(
       std::min<uint64_t>(

@@ -1,9 +1,9 @@
-// Exchange of chosen values through owners: each rank sums all ranks' choices
-// for some parts of the bucket and sends everyone the sums, one per place that
-// any rank chose. If many ranks choose the same places, this is fewer bytes
-// than sending all choices to everyone. It is the exchange of Ok-Topk (Li and
-// Hoefler, PPoPP 2022) without its second choice, so no chosen value is
-// dropped.
+// Exchange of chosen values through owners: each rank owns some parts of the
+// bucket, sums all ranks' chosen values in them and sends everyone the sums,
+// one per place (index in the bucket) that any rank chose. If many ranks choose
+// the same places, this is fewer bytes than sending all choices to everyone. It
+// is the exchange of Ok-Topk (Li and Hoefler, PPoPP 2022) without its second
+// choice, so no chosen value is dropped.
 #pragma once
 
 #include <cstddef>
@@ -75,8 +75,9 @@ void writeChoices(std::span<const int32_t> chosen, size_t n, std::byte* out);
 // n values. The message is choicesBytes(n) long and may have any content.
 std::optional<Choices> readChoices(const std::byte* in, size_t n, size_t k);
 
-// Number of distinct places that the ranks chose, divided by the sum of their
-// counts: from 1 / ranks to 1, estimated from the sample. Equal on all ranks.
+// Returns the number of distinct places that the ranks chose, divided by the
+// number of all choices (a place that r ranks chose counts r times): from 1 /
+// ranks to 1, estimated from the sample. Equal on all ranks.
 double distinctShare(std::span<const Choices> ranks);
 
 class SplitGather {

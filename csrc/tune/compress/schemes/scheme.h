@@ -34,8 +34,9 @@ struct Snapshot {
   // Bits of the largest |gradient + residual|, see kernels::maxAbsBits(); 0 if
   // run() itself detects non-finite values.
   uint32_t max_bits = 0;
-  // True if Proposal::next becomes the residual once all ranks' values are
-  // known to be finite; the bucket's gradients are overwritten.
+  // True if inspect() has overwritten the bucket's gradients and filled
+  // Proposal::next, which becomes the residual once all ranks' values are known
+  // to be finite.
   bool moved = false;
 };
 
@@ -95,9 +96,10 @@ class Scheme {
   virtual void clear() {}
 };
 
-// What a scheme is made from.
+// Arguments of the functions that make a scheme.
 struct SchemeSettings {
-  std::map<std::string, double> options; // those of scheme_table.h, all given
+  // The value of each option that scheme_table.h has for the scheme.
+  std::map<std::string, double> options;
   uint64_t seed = 0; // of random choices; the same on all ranks
   size_t piece_bytes = 0; // approximate encoded size of a piece
 };

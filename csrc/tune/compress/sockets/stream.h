@@ -40,7 +40,8 @@ class Stream {
   short awaited() const noexcept;
   // Checks poll()'s result; throws StreamError if the peer stopped reading.
   void check(short events) const;
-  // Progress of the next message, for errors: "2 of 9 bytes from".
+  // Progress of the next message, as the begin of a phrase that ends with the
+  // rank: "2 of 9 bytes from".
   std::string progress() const;
 
   // Drops all messages in flight. The peer can still read what was sent,

@@ -27,8 +27,8 @@ void encodeBfloat16(const float* x, float* residual, uint16_t* out, size_t n);
 void decodeBfloat16(const uint16_t* in, float* out, size_t n, float factor);
 
 // out[i] = half(sum over w, in this order, of float(in[w][i]) * factors[w]),
-// summed in fp32 and rounded once. Source of the idea: two-phase exchange, as
-// in torchft's quantised all-reduce.
+// summed in fp32 and rounded once. For the two-phase exchange, whose idea comes
+// from torchft's quantised all-reduce.
 void reduceHalf(
     const uint16_t* const* in,
     const float* factors,

@@ -150,7 +150,8 @@ struct Exact {
   }
 };
 
-// count > 0; in(w) points to the sixteen values of array w.
+// Returns the sum of `count` > 0 arrays of sixteen values, each times its
+// factor; in(w) points to array w.
 template <class Format, class In>
 inline F32 sum16(const In& in, const float* factors, int count) {
   F32 sum = mul(Format::read(in(0)), set1(factors[0]));

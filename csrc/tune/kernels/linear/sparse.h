@@ -1,7 +1,7 @@
 // Wire format of chosen values, 4 bytes each: first a u32 count for each part
-// of 65,536 places; then the places of all values, as u16 offsets in their
-// parts, ascending; then all values, as binary16 of value * scale.
-// Little-endian, no padding, at an even address.
+// of 65,536 places (indices in the bucket); then the places of all values, as
+// u16 offsets in their parts, ascending; then all values, as binary16 of value
+// * scale. Little-endian, no padding, at an even address.
 #pragma once
 
 #include <cstddef>

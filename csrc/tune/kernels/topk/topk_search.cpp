@@ -251,7 +251,8 @@ class Search {
     }
   }
 
-  // Lowers the band to half the magnitude first, then to the full range.
+  // Lowers the band's smallest key: after the first pass to that of half the
+  // magnitude, then to 0. Its largest key becomes the largest of all keys.
   void lowerBand(uint32_t passes) {
     constexpr int32_t kHalf = 1 << 23;
     const bool half = passes == 1 && band_.lowest > kHalf;
