@@ -1,8 +1,8 @@
 """Finds the torch for which commprof is built and with which it will run, without importing torch.
 
-A C++ extension of torch fits one torch only, so the installer must not choose another
-torch: pip's isolated builds hide the user's torch. If build-system.requires contained torch, pip
-would download torch a second time and build the extension for that torch.
+A C++ extension fits only the torch for which it was built, so it must be built for the torch of the
+user's environment. pip's isolated builds hide that torch. If build-system.requires contained torch,
+pip would download a second torch and build the extension for it.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def for_build() -> InstalledTorch | None:
 def requirement(target: InstalledTorch | None) -> str:
     """Returns the requirement of torch with which the installer leaves `target` as it is.
 
-    The requirement has no upper limit, because pip would then replace a newer torch by an older
-    torch of several gigabytes. `.dev0` admits pre-releases, because some vendors ship a pre-release
-    of torch.
+    The requirement has no upper limit: with one, pip would replace a newer torch by an older one, a
+    download of several gigabytes. `.dev0` admits pre-releases, because some vendors ship a
+    pre-release of torch.
 
     Raises:
         SystemExit: if `target` is too old; nothing has been changed by then.

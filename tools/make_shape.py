@@ -4,9 +4,10 @@
 
 FILE: where to write the page, instead of docs/architecture.md.
 
-The measures show how far the profiler works without its satellites, how far its folders depend on
-each other, how often a run is read, and how many rules are written in two languages. The column
-"before" was counted in the same way at commit 8668001c, before the satellites were split off.
+The measures show how far the profiler works without its satellites (the packages around it), how
+far its folders depend on each other, how often a run is read, and how many rules are written in two
+languages. The column "before" was counted in the same way at commit 8668001c, before the satellites
+were split off.
 """
 
 from __future__ import annotations
@@ -106,7 +107,10 @@ def rules_in_two_languages() -> list[list[str]]:
 
 
 def most_readings(run: Path) -> int:
-    """Returns how often a report with all sections and a price reads a trace, at most."""
+    """Returns how often a report reads a trace: the largest number over the traces of a run.
+
+    The report has all sections and a price.
+    """
     readings: Counter[Path] = Counter()
     read = run_directory.read_trace
 
@@ -121,7 +125,7 @@ def most_readings(run: Path) -> int:
 
 
 def classes(package: Path) -> Iterator[tuple[str, ast.ClassDef]]:
-    """Yields each public class at the top of a module, with its file."""
+    """Yields each public class at the top level of a module, after the module's file."""
     for file in sorted(package.rglob("*.py")):
         for node in ast.parse(file.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):

@@ -79,7 +79,7 @@ def codes(root: Path = ROOT) -> str:
         "#: Buckets of a histogram for each power of two, and the number of powers of two.",
         f"PER_OCTAVE: Final = {constant(histogram, 'PerOctave')}",
         f"OCTAVES: Final = {constant(histogram, 'Octaves')}",
-        "#: Bounds of a clock's drift without comparisons, and of its change between comparisons.",
+        "#: Bound of a clock's drift while unknown, and of the drift's change between comparisons.",
         f"MOST_DRIFT: Final = {constant(clock, 'MostDrift')}",
         f"UNSEEN_WANDER: Final = {constant(clock, 'UnseenWander')}\n",
         "#: Modes of capture, by code.",

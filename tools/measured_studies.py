@@ -162,10 +162,11 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             f"causes/catalogue.py --results {RESULTS}/causes.jsonl",
             (
                 "the first screen names 92.5 % of the causes",
-                "97.5 % of the twins get none",
-                "the gain said differs from that measured by 2 % of the step in the mean, beyond "
-                "the noise",
-                "that noise, of jobs run against themselves, is 2 % of the step in the mean",
+                "no cause is named for 97.5 % of the twins",
+                "the predicted gain differs from the measured gain, beyond the noise, by at most "
+                "2 % of the step in the mean",
+                "that noise, found by measuring each job against itself, is at most 2 % of the "
+                "step in the mean",
             ),
             rows_of(catalogue.demands),
         ),
@@ -209,7 +210,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "inspector_speed.jsonl",
             f"recordings/inspector.py speed --results {RESULTS}/inspector_speed.jsonl",
             (
-                "156 thousand records per second of a core, with 10 and 30 % lost too",
+                "156 thousand records per second of a core, also if 10 or 30 % of them are lost",
                 "37.5 million records in 120 s of 2 cores and 2 GB",
             ),
             rows_of(inspector_logs.speed_demands),
@@ -260,7 +261,8 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             f"attribution/exact_schedules.py --results {RESULTS}/exact_schedules.jsonl.gz",
             (
                 "rank right in 500 of 500, phase in 495",
-                "no rank named in 198 of 200 clean ones, and a wrong one in 1 of 50 of two in turn",
+                "no rank named in 198 of 200 schedules without a late rank",
+                "no wrong rank named in 49 of 50 schedules in which two ranks are late in turn",
                 "costs within 1 % of the step",
             ),
             rows_of(exact_schedules.demands),
@@ -300,9 +302,9 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "overhead_turns.json",
             f"own_cost/overhead.py --minutes 60 --json {RESULTS}/overhead_turns.json",
             (
-                "always-on mode at most 1.002 of the CPU time, full mode 1.005",
-                "upper end of wall time's interval at most 1.005, and 1.01",
-                "below torch.profiler in every row",
+                "always-on mode: CPU time at most 1.002 of that without commprof; full mode: 1.005",
+                "always-on mode: upper end of wall time's interval at most 1.005; full mode: 1.01",
+                "both times below those with torch.profiler in every row",
             ),
             object_of(overhead.demands),
             beside=step_ratios,
@@ -311,7 +313,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "Instructions of the training thread in a step, counted by valgrind",
             "overhead_instructions.json",
             f"own_cost/instructions.py --json {RESULTS}/overhead_instructions.json",
-            ("always-on mode at most 1.002 of those without commprof, full mode 1.005",),
+            ("always-on mode: at most 1.002 of those without commprof; full mode: 1.005",),
             object_of(instructions.demands),
             beside=instruction_counts,
         ),
@@ -340,7 +342,10 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "Cost of NCCL's profiler plugin for a collective",
             "nccl_plugin.json",
             f"own_cost/nccl_plugin.py --json {RESULTS}/nccl_plugin.json",
-            ("at most 300 ns of the calling thread", "at most 100 ns to pass all on"),
+            (
+                "at most 300 ns of the calling thread",
+                "at most 100 ns more if all events are passed on to another plugin",
+            ),
             object_of(nccl_plugin.demands),
         ),
         Study(
@@ -434,7 +439,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
         shared(
             "hosts",
             "All-reduce of 25 MB over two hosts",
-            "bytes on the link at the least that an all-reduce needs",
+            "no more bytes on the link than an all-reduce needs at least",
             "faster than gloo at every point; at least 1.8x at 1 Gbit/s with 4 ranks per host",
         ),
         shared(
@@ -462,7 +467,10 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "Predicted steps of the timed workload",
             "predictions/predict_error.jsonl",
             f"predictions/predict_error.py --results {PREDICTIONS}/predict_error.jsonl",
-            ("mean error at most 5 %", "worst at most 15 %", "below both bounds"),
+            (
+                "mean error at most 5 %, worst at most 15 %",
+                "mean error below that of predicting no overlap, or perfect overlap",
+            ),
             predictions(of_transformer=False),
         ),
         Study(
@@ -470,7 +478,10 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "predictions/predict_error.jsonl",
             "predictions/predict_error.py --transformer "
             f"--results {PREDICTIONS}/predict_error.jsonl",
-            ("mean error at most 5 %", "below both bounds"),
+            (
+                "mean error at most 5 %",
+                "mean error below that of predicting no overlap, or perfect overlap",
+            ),
             predictions(of_transformer=True),
         ),
         *(
@@ -479,7 +490,10 @@ GROUPS: dict[str, tuple[Study, ...]] = {
                 "predictions/predict_sharded.jsonl",
                 f"predictions/predict_sharded.py --study {study} "
                 f"--results {PREDICTIONS}/predict_sharded.jsonl",
-                ("mean error at most 5 %", "worst at most 15 %", "a third of a trivial answer's"),
+                (
+                    "mean error at most 5 %, worst at most 15 %",
+                    "mean error at most a third of a trivial prediction's",
+                ),
                 sharded_predictions(study),
             )
             for study, what in (
@@ -502,7 +516,11 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "predictions/trial_truth.jsonl",
             "predictions/trial_truth.py all --out DIR; "
             f"cp DIR/results.jsonl {PREDICTIONS}/trial_truth.jsonl",
-            ("the best named in 20 of 20", '"no" in 20 of 20', "intervals hold at their rate"),
+            (
+                "the best variant named in 20 of 20",
+                'the answer "no" in 20 of 20',
+                "95 % of the 95 % intervals contain the true ratio",
+            ),
             rows_of(trial_truth_demands.demands),
         ),
         Study(
@@ -510,7 +528,11 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "predictions/trial_truth_sharded.jsonl",
             "predictions/trial_truth.py all --sharded --out DIR; "
             f"cp DIR/results.jsonl {PREDICTIONS}/trial_truth_sharded.jsonl",
-            ("the best named in 20 of 20", '"no" in 20 of 20', "intervals hold at their rate"),
+            (
+                "the best variant named in 20 of 20",
+                'the answer "no" in 20 of 20',
+                "95 % of the 95 % intervals contain the true ratio",
+            ),
             rows_of(trial_truth_demands.demands),
         ),
     ),
@@ -567,7 +589,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "PyTorch's own DDP tests",
             "torch_ddp_tests.json",
             "torch_ddp_tests.py --resume FILE --counts",
-            ("each ends with commprof attached as it does without",),
+            ("each test ends in the same way with and without commprof attached",),
             torch_ddp_tests,
         ),
     ),

@@ -102,7 +102,7 @@ SURELY_UNMARKED: Final = 20
 #: Buckets of a histogram for each power of two, and the number of powers of two.
 PER_OCTAVE: Final = 64
 OCTAVES: Final = 37
-#: Bounds of a clock's drift without comparisons, and of its change between comparisons.
+#: Bound of a clock's drift while unknown, and of the drift's change between comparisons.
 MOST_DRIFT: Final = 500e-6
 UNSEEN_WANDER: Final = 1e-6
 

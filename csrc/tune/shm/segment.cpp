@@ -73,7 +73,8 @@ std::byte* map(int fd, const std::string& name, size_t bytes) {
 std::string Segment::randomName() {
   unsigned char random[16];
   if (getrandom(random, sizeof random, 0) != ssize_t(sizeof random)) {
-    throw SegmentError("no random bytes for a shared memory name");
+    throw SegmentError(
+        "the system gave no random bytes for the name of shared memory");
   }
   std::string name = "/commprof-shm-";
   for (const unsigned char byte : random) {

@@ -66,9 +66,10 @@ class Team {
   size_t slotBytes() const noexcept {
     return options_.slot_bytes;
   }
-  // Two halves of `slot_bytes` per rank, 64-byte aligned, and two results
-  // shared by all. The collectives define which rank may write where between
-  // which barriers.
+  // Memory of the collectives, in areas of `slot_bytes`, aligned to 64 bytes:
+  // for each `half` (0 or 1), a slot of each rank and a result that all ranks
+  // share. The collectives define which rank may write where between which
+  // barriers.
   std::byte* slot(int rank, uint32_t half) const noexcept;
   std::byte* result(uint32_t half) const noexcept;
 
@@ -90,7 +91,8 @@ class Team {
   // Breaks the team permanently: the other ranks' current or next barrier
   // throws and names this rank and `why`.
   void abandon(const std::string& why) noexcept;
-  // Like abandon(), but without an error: this rank no longer needs the others.
+  // Like abandon(), for a rank that ends without an error: it no longer needs
+  // the others. The error of the others says this.
   void leave() noexcept;
   bool broken() const noexcept;
 

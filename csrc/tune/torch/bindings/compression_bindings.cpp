@@ -212,8 +212,10 @@ void bindConnections(py::module_& m) {
                 milliseconds(patience_s),
                 milliseconds(timeout_s));
           },
-          "Connects all ranks; all of them call it, with all endpoints and the "
-          "ranks' numbers for errors. RuntimeError names the missing ranks.",
+          "Connects this rank with all others. Every rank calls it, with the "
+          "endpoints of all ranks, and with the number by which errors name "
+          "each rank. RuntimeError names the rank to which there is no "
+          "connection.",
           py::arg("rank"),
           py::arg("endpoints"),
           py::arg("names"),

@@ -1,6 +1,6 @@
 // Python bindings of the compression kernels that benchmarks compare with
 // torch, on plain CPU tensors. The bindings check the arguments, because the
-// kernels do not, and have no other logic. commprof.compressors.kernels
+// kernels do not, and have no other logic. commprof/tune/compressors/kernels.py
 // documents the kernels. For a wrong tensor, the bindings throw
 // std::invalid_argument, which names the tensor and what is allowed.
 //

@@ -30,8 +30,8 @@ void bindShm(py::module_& m) {
             options.slot_bytes = slot_bytes;
             return shm::Team::reserve(options);
           }),
-          "Creates the memory on rank 0 of a host; later opens it on the other "
-          "ranks.",
+          "On rank 0 of a host, creates the memory. On the other ranks, opens "
+          "it: call it there once rank 0 has created it.",
           py::arg("name"),
           py::arg("rank"),
           py::arg("size"),
@@ -65,7 +65,9 @@ void bindShm(py::module_& m) {
   m.def(
       "shm_backend",
       &makeShmBackend,
-      "Makes a backend that wraps another one; its ranks are the team's.",
+      "Makes a backend that runs collectives in the team's shared memory, and "
+      "leaves all other operations to `wrapped`. The team has all ranks of "
+      "`wrapped`.",
       py::arg("wrapped"),
       py::arg("team"));
   m.def(
@@ -77,9 +79,10 @@ void bindShm(py::module_& m) {
         return makeHierarchicalBackend(
             std::move(wrapped), {std::move(team), std::move(across), owners});
       },
-      "Makes a backend that wraps another one, for ranks on several hosts. "
-      "`team` has this host's ranks, `across` those in the same position on "
-      "their hosts.",
+      "Makes a backend for ranks on several hosts, which runs all-reduces "
+      "itself and leaves all other operations to `wrapped`. `team` has this "
+      "host's ranks; `across` has one rank of each host, all with this rank's "
+      "index in their teams. `owners`: number of ranks on the smallest host.",
       py::arg("wrapped"),
       py::arg("team"),
       py::arg("across").none(true),

@@ -171,8 +171,8 @@ CollectiveCall::CollectiveCall(Group group, CollectiveSpec spec) {
     if (!tensor.is_cpu()) {
       throw std::invalid_argument(
           "a tensor is on " + tensor.device().str() +
-          " (allowed: cpu); time it from Python, where the device is "
-          "synchronised");
+          " (allowed: cpu); time the collective from Python, where the "
+          "device is synchronised");
     }
   }
   run_ = entry(makers(), spec.op, "operation")(group, spec);

@@ -25,8 +25,8 @@ struct CollectiveSpec {
 // Begin and end of each call, from nowNs().
 using CallTimes = std::pair<std::vector<uint64_t>, std::vector<uint64_t>>;
 
-// Not thread-safe. Tensors are on the CPU, where a Work completes with its
-// result.
+// Not thread-safe. Tensors must be on the CPU, where a Work is complete only
+// once the result is there.
 class CollectiveCall {
  public:
   // Throws std::invalid_argument for an unknown operation or reduce op, and for

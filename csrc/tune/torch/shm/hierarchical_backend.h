@@ -3,9 +3,10 @@
 // result within each host. All other operations go to the wrapped backend.
 //
 // Ranks in the same position on their hosts form a ring, which reduces its own
-// slice of the data. So every byte enters and leaves a host as rarely as
-// possible, 2 (H - 1) / H times per direction for H hosts (Patarasuk and Yuan,
-// 2009), over several sockets. A ring over all n ranks sends 2 (n - 1) / n.
+// slice of the data. So each host sends as few bytes as possible, over several
+// sockets: for H hosts, 2 (H - 1) / H times the size of the data (Patarasuk and
+// Yuan, 2009). In one ring over all n ranks, each host sends 2 (n - 1) / n
+// times this size.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>

@@ -27,7 +27,8 @@ struct Head {
 };
 static_assert(sizeof(Head) == 56);
 
-// Time that peers get to receive this rank's message that it gave up.
+// Time for which a rank that gave up waits until its peers have received the
+// message that says so.
 constexpr auto kPatience = std::chrono::seconds(1);
 
 at::Tensor newFrame() {
