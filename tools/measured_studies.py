@@ -318,7 +318,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             beside=instruction_counts,
         ),
         Study(
-            "Intervals of the cost of recording, of A/A blocks in which nothing differs",
+            "95 % intervals of the cost of recording, in A/A blocks, in which nothing differs",
             "overhead.json",
             f"own_cost/calibration.py --json {RESULTS}/overhead.json",
             ("200 A/A blocks: the 95 % interval contains 1 in 93 to 97 %",),

@@ -12,7 +12,7 @@ from benchmarks.own_cost import instructions, overhead
 
 
 def step_ratios(path: Path) -> str:
-    """Returns tables of all recording modes and the control, at 1 and 2 ranks, per clock."""
+    """Returns a table for each clock: recording modes and the control, at 1 and 2 ranks."""
     results = read_json(path)
     shown = [
         f"{name}, divided by that of processes without commprof [95 %]:\n\n{squeezed(table)}"
@@ -26,7 +26,7 @@ def instruction_counts(path: Path) -> str:
     """Returns a table of the instructions that each recording mode adds to a step."""
     counts = {name: cell for name, cell in read_json(path).items() if name != CONTEXT}
     table = squeezed(instructions.table(counts, "github"))
-    return f"Divided by those without commprof (added per step):\n\n{table}"
+    return f"Instructions, divided by those without commprof (added per step):\n\n{table}"
 
 
 def strategy_rows(path: Path) -> str:

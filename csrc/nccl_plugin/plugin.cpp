@@ -51,8 +51,10 @@ void guarded(Body body) noexcept {
 
 // ---- Communicators
 
-// Decides what is recorded. NCCL 2.31, the first with version 7, polls kernels
-// in a thread of its own.
+// Returns the events to request from NCCL. From version 7 of the interface on
+// (NCCL 2.31), NCCL polls kernels in a thread of its own, which slows
+// collectives down: events of kernels are then requested only if the user asks
+// for them.
 template <int version>
 int eventsAskedFor() {
   Level level = levelFromEnvironment();

@@ -75,7 +75,8 @@ std::string datatypesJson() {
 
 #define COMMPROF_NAME(name, text, ...) text, // for a table of record.h
 
-// Keys that the metadata and the owner file of the rings have in common.
+// Returns the JSON members about this process, which are in the trace's
+// metadata and in the owner file of the rings.
 std::string processJson() {
   timespec realtime;
   clock_gettime(CLOCK_REALTIME, &realtime);

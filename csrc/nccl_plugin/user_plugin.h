@@ -75,7 +75,7 @@ class UserPlugin {
   static constexpr int kNewest = 7;
   static inline std::array<std::atomic<UserPlugin*>, kNewest + 1> loaded_{};
 
-  const int version_; // newest common version
+  const int version_; // newest that NCCL and the user's plugin both know
   const AnyTable* const table_;
   const char* const name_;
   // The user's plugin may keep the address and write to it at any time.

@@ -31,8 +31,8 @@ class AlikeObjects {
       Parse parse);
 
   // Returns the members of the object in `text`; objects share equal values.
-  // None if the text is no object whose members are easily told apart; a None
-  // does not tell whether the text is valid. An exception of `parse` is passed
+  // None if the members of the text are not easily told apart: it must then be
+  // parsed as a whole, and may be invalid. An exception of `parse` is passed
   // on.
   Read read(std::string_view text);
 

@@ -121,8 +121,8 @@ void bindEvents(py::module_& m) {
       .def_property_readonly(
           "is_unusual",
           [](const BoundScanner& self) { return self.scanner.isUnusual(); },
-          "True if the scan stopped at an event that the scanner does not "
-          "take.")
+          "True if the scan stopped at an event that is complete, but that "
+          "only the reader in Python can read.")
       .def_property_readonly(
           "processes",
           [](const BoundScanner& self) { return self.scanner.processes(); },

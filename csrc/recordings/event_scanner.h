@@ -60,9 +60,9 @@ struct EventColumns {
 // value has the same index in all texts.
 class EventScanner {
  public:
-  // `kept` holds the keys that arguments() returns, and `integers` the keys
-  // whose values arguments() returns as columns. `collective` is the key that
-  // shows that an event is part of a collective.
+  // `kept`: keys of an event's arguments whose values combinations() holds.
+  // `integers`: keys whose values arguments() returns as columns. `collective`
+  // is the key that shows that an event is part of a collective.
   EventScanner(
       std::vector<std::string> categories,
       std::vector<std::string> kept,

@@ -53,8 +53,8 @@ struct Changed {
   // stand, how long the rank stands still.
   std::span<const double> extra;
   std::span<const double> transfer; // [row]
-  // Rows whose transfer takes no time, and after which a rank does not go on
-  // later than recorded; empty: no row.
+  // [row]: true if the transfer takes no time, and a rank that waits for the
+  // row goes on at its completion at the latest. Empty: false for all rows.
   std::span<const bool> free;
 };
 

@@ -86,10 +86,10 @@ void bindArrivals(py::module_& m) {
       [](const std::string& address, uint64_t token, uint32_t host) {
         return HostCarrier::instance().carry({address, token, host});
       },
-      "Exchanges last arrivals with other hosts until the process ends; this "
-      "host's index is `host`; call it after arrivals_create. Returns the port "
-      "at which "
-      "it receives datagrams with `token`.",
+      "Exchanges with other hosts, until the process ends, when the last rank "
+      "of each host arrived at each collective. `host`: index of this host. "
+      "Call it after arrivals_create. Returns the port at which it receives "
+      "datagrams with `token`.",
       py::arg("address"),
       py::arg("token"),
       py::arg("host"));

@@ -31,9 +31,9 @@ std::atomic<int64_t> g_left{-1};
 // their addresses are not reused.
 using Frames = std::vector<std::pair<PyCodeObject*, int>>;
 
-// This table has its own lock, because there may be no GIL. Do not call Python
-// functions while holding this lock: threads that wait for the lock would delay
-// a garbage collection.
+// This table has its own lock, because free-threaded Python has no GIL. Do not
+// call Python functions while holding this lock: threads that wait for the lock
+// would delay a garbage collection.
 struct Interned {
   std::mutex mutex;
   std::map<Frames, uint32_t> numbers;

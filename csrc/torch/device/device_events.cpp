@@ -82,8 +82,9 @@ void pollAll() noexcept {
   }
 }
 
-// Called once per process. The poller ends before the device's driver, which
-// was loaded earlier.
+// Called once per process. Exit handlers run in reverse order: this one ends
+// the poller before the handlers of the device's driver, which was loaded
+// earlier.
 void startPollerLocked(Table& t) {
   t.shield = captureShield(t.type);
   if (t.shield != nullptr) {

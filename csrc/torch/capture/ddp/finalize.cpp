@@ -16,9 +16,9 @@ namespace commprof {
 
 namespace {
 
-// Reading the kernel's run delay takes about 10 us while a model runs; twice
-// every 100 ms is 0.02 % of the thread's time. With shorter steps, only some
-// finalisations read it.
+// Reading a thread's run delay (time in which it waited for a core) from the
+// kernel takes about 10 us while a model runs; two reads every 100 ms are 0.02
+// % of the thread's time. With shorter steps, only some finalisations read it.
 constexpr uint64_t kRunDelayIntervalNs = 100'000'000;
 constexpr size_t kMostAwaited = 1024;
 
@@ -27,7 +27,8 @@ thread_local int works_for = -1;
 thread_local int last_graph_task = -1;
 std::atomic<int> latest_graph_task{-1}; // latest graph task of any thread
 
-// Backward pass of this thread's open manual finalisation.
+// Backward pass that the script is finalising on this thread by
+// DDP.finalize_backward(); -1: none.
 thread_local int manual_graph_task = -1;
 
 // A future that the finalisation of a pass may wait for. It lives at least
@@ -90,7 +91,8 @@ uint64_t recordFinalize(Kind kind, int graph_task, uint32_t flags = 0) {
   record.*field::kFinalizeEndGraphTask = uint64_t(graph_task);
   record.flags = flags;
   record.thread = Recorder::threadId();
-  // The window [Begin, End] excludes the reads of the other clocks.
+  // The timestamps are read so that the other clocks' reads are not between
+  // begin and end.
   if (kind == Kind::kFinalizeEnd) {
     record.timestamp_ns = nowNs();
   }

@@ -162,7 +162,8 @@ void bindCompression(py::module_& m) {
             hook.executor().withCompressor(
                 [](compress::Compressor& c) { c.stepSkipped(); });
           },
-          "Call it if the last step's gradients were not applied.",
+          "Call it after a step whose gradients were not applied: adds the "
+          "values that were sent in this step to the residuals again.",
           NoGil())
       .def(
           "stop",

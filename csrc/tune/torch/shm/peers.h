@@ -38,8 +38,8 @@ class Peers {
     return *across_;
   }
 
-  // Callable from any thread. Messages of gloo keep the timeout with which
-  // their group was made.
+  // Callable from any thread. gloo's own sends and receives keep the timeout
+  // with which their group was made.
   void setTimeout(std::chrono::milliseconds timeout) {
     timeout_ms_.store(timeout.count());
     across_->setTimeout(timeout);
