@@ -165,7 +165,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
                 "no cause is named for 97.5 % of the twins",
                 "the predicted gain differs from the measured gain, beyond the noise, by at most "
                 "2 % of the step in the mean",
-                "that noise, found by measuring each job against itself, is at most 2 % of the "
+                "that noise, found from how repeated measurements differ, is at most 2 % of the "
                 "step in the mean",
             ),
             rows_of(catalogue.demands),
@@ -180,7 +180,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
         Study(
             "Jobs that commprof and torch.profiler recorded at once, on gloo",
             "two_instruments.jsonl",
-            f"attribution/two_instruments.py --rested --results {RESULTS}/two_instruments.jsonl",
+            f"attribution/two_instruments.py --results {RESULTS}/two_instruments.jsonl",
             (
                 "the same collectives one by one, groups and sizes equal or unknown",
                 "exposed times that differ by at most 1 % of the step",

@@ -240,7 +240,7 @@ class Evidence:
         if _lost_records(self):
             return (
                 "First repeat the run with room for its records, in /dev/shm and on the disk of "
-                "the run directory: communication that was not recorded is in no figure.",
+                "the run directory: no figure counts communication that was not recorded.",
                 "",
             )
         if _lacking_calls_of(self):

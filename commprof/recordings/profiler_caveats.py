@@ -48,7 +48,7 @@ def caveats(
             "compute, because the recording has no details of them"
         )
     if unread := of_other_devices(events):
-        of_host = "what the device did is in no figure, and all times are those of the host"
+        of_host = "no figure counts what the device did, and all times are those of the host"
         texts.append(f"{unread}: {of_host if device is None else 'no figure counts them'}")
     devices = distinct(events.communication.table.device)
     if len(devices) > 1:

@@ -86,7 +86,7 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     # trained DDP model, 32 at most. It holds DDP's own log of the model, and besides: group_name;
     # own_exchange, the hook or method that exchanges gradients instead of DDP's all-reduce;
     # parameter_bytes, in the order of the indices in DDP's log; and sparse_modules, the number of
-    # modules with sparse gradients.
+    # modules with sparse gradients. ddp_models is the number of DDP models that were trained.
     "cross_check_sources": dict,
     # Number of threads that run the collectives of each gloo group, by the group's name.
     "gloo_threads": dict,

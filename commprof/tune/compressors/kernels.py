@@ -20,7 +20,7 @@ Tensor: TypeAlias = Any  # torch.Tensor; torch is not followed by the type check
 
 def _module() -> Any:
     if _native.tune_error is not None:
-        raise CommprofError(f"commprof.compressors.kernels: {_native.tune_error}")
+        raise CommprofError(f"commprof.tune.compressors.kernels: {_native.tune_error}")
     return _native.tune
 
 

@@ -245,9 +245,7 @@ class Trial:
             trainables.keep()
         except Exception as error:
             reason = f"rank {self._rank}: {(str(error).splitlines() or [type(error).__name__])[0]}"
-        told = [
-            model.gathered(reason) for model in self._models if isinstance(model, ReplicatedModel)
-        ]
+        told = [model.gathered(reason) for model in self._models]
         return next((text for texts in told for text in texts if text), reason)
 
     def _impossible(self) -> dict[str, str]:

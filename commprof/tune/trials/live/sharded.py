@@ -110,6 +110,23 @@ class ShardedModel:
         """Number of ranks among which parameters are sharded."""
         return int(self._groups[0].mesh_info.shard_process_group.size()) if self._groups else 1
 
+    def gathered(self, text: str) -> list[str]:
+        """Returns texts of all ranks that train this model; these ranks call this together.
+
+        Each text that a rank of another shard group gave stands for its whole group: it is the
+        first one of that group that is not empty.
+        """
+        texts = [text]
+        if not self._groups:
+            return texts
+        info = self._groups[0].mesh_info
+        for group in (info.shard_process_group, getattr(info, "replicate_process_group", None)):
+            if group is not None:
+                mine = next(filter(None, texts), "")
+                texts = [""] * group.size()
+                dist.all_gather_object(texts, mine, group=group)
+        return texts
+
     def is_for(self, candidate: Candidate) -> bool:
         """True if the candidate can be applied to an FSDP2 model.
 
