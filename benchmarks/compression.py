@@ -43,11 +43,13 @@ def main() -> int:
     """Runs one part, prints its table and its demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=sorted(PARTS))
-    parser.add_argument("--sizes", default="", help="in MB, separated by commas")
-    parser.add_argument("--rates", default="1gbit,10gbit,loopback", help="of the link, as for tc")
+    parser.add_argument("--sizes", default="", help="sizes in MB, separated by commas")
+    parser.add_argument(
+        "--rates", default="1gbit,10gbit,loopback", help="rates of the link, as tc reads them"
+    )
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=200, help="of `training`")
-    parser.add_argument("--seconds", type=float, default=4.0, help="per row of `kernels`")
+    parser.add_argument("--steps", type=int, default=200, help="steps of `training`")
+    parser.add_argument("--seconds", type=float, default=4.0, help="time for each row of `kernels`")
     parser.add_argument("--json", type=Path, help="keep all times there")
     args = parser.parse_args()
     figures = PARTS[args.part](args)

@@ -1,4 +1,4 @@
-"""Compares the kernels with passes over memory and with torch, in turns, on one thread."""
+"""Times compression kernels in turns with reads, copies and torch code, on one thread."""
 
 from __future__ import annotations
 

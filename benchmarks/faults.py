@@ -46,7 +46,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tries", type=int, default=10, help="of each fault (default: 10)")
+    parser.add_argument("--tries", type=int, default=10, help="tries of each fault (default: 10)")
     parser.add_argument("--only", metavar="NAME,...", help="only these faults")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="results; rows that FILE has are not tried again"
@@ -62,7 +62,7 @@ def main() -> int:
         "--first-seed",
         type=int,
         default=1_000,
-        help="first seed, of --fuzz and of random moments (default: 1000)",
+        help="first seed of --fuzz, and of the random moments of faults (default: 1000)",
     )
     parser.add_argument(
         "--events",
@@ -166,7 +166,7 @@ def demands(counted: dict[str, dict[str, Any]]) -> list[Demand]:
     tried = sum(counted.get(row.name, {"tries": 0})["tries"] > 0 for row in known)
     found.append(of_all("rows tried", tried, len(known), len(known)))
     watched = [counted.get(row.name, {"tries": 0}) for row in known if row.watched]
-    what = "faults of a rank with watchdog and live metrics in half of the tries"
+    what = "faults in ranks: half of the tries had watchdog and live metrics"
     half = sum(_half_watched(row) for row in watched)
     found.append(of_all(what, half, len(watched), len(watched)))
     return found

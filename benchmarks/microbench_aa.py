@@ -25,7 +25,7 @@ from commprof.analysis.sweeps.sweep_file import read_sweep
 
 SWEEP = ("all_reduce", "--nproc", "2", "-b", "1K", "-e", "16M", "-f", "4")
 PAIRS = 20
-#: Number of 20 pairs that may be flagged by chance.
+#: How many of 20 pairs may be flagged by chance.
 MOST_FLAGGED = 1
 
 
@@ -76,10 +76,10 @@ def _compared(a: Path, b: Path) -> dict[str, Any]:
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """Checks that no more pairs are flagged than by chance."""
+    """Checks that no more pairs are flagged than chance may flag."""
     pairs = results["pairs"]
     same = sum(one["flagged"] == 0 for one in pairs)
-    what = f"pairs of equal sweeps without a difference at {results['significance']:.0%}"
+    what = f"pairs of equal sweeps with no row flagged at a level of {results['significance']:.0%}"
     return [of_all(what, same, len(pairs), PAIRS, PAIRS - MOST_FLAGGED)]
 
 

@@ -2,13 +2,13 @@
 
     PYTHONPATH=. python benchmarks/microbench_floor.py [--ranks 2] [--groups 12] [--turns 192]
 
-All-reduce on gloo, in place, 1 KB to 100 MB, each call after a barrier. In one job three loops take
-turns of a few calls: microbench's loop, the minimal loop, and the minimal loop once more. The last
-two show the difference between equal loops on this machine. A process of the lowest priority keeps
-each core awake, because waking a core of a virtual machine takes longer than a small collective.
-Figures compare neighbouring turns: the median of their ratios (or, below 1 MB, of their
-differences) with its 95 % interval. Demands: from 1 MB on, busbw within 3 %; below 1 MB, times
-within 10 us. The exit code is 1 if a demand is not met. Takes about 25 minutes.
+The loops call all-reduce on gloo, in place, with 1 KB to 100 MB, each call after a barrier. In one
+job three loops take turns of a few calls: microbench's loop, the minimal loop, and the minimal loop
+once more. The last two show the difference between equal loops on this machine. A process of the
+lowest priority keeps each core awake, because waking a core of a virtual machine takes longer than
+a small collective. Figures compare neighbouring turns: the median of their ratios (or, below 1 MB,
+of their differences) with its 95 % interval. Demands: from 1 MB on, busbw within 3 %; below 1 MB,
+times within 10 us. The exit code is 1 if a demand is not met. Takes about 25 minutes.
 """
 
 from __future__ import annotations
@@ -60,9 +60,11 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--groups", type=int, default=12, help="process groups per size")
     parser.add_argument(
-        "--turns", type=int, default=192, help="per group, of all loops; fewer for large sizes"
+        "--turns", type=int, default=192, help="turns of each loop in a group; fewer at large sizes"
     )
-    parser.add_argument("--sizes", help="in bytes, separated by commas (default: 1 KB to 100 MB)")
+    parser.add_argument(
+        "--sizes", help="sizes in bytes, separated by commas (default: 1 KB to 100 MB)"
+    )
     parser.add_argument("--json", type=Path, help="write the figures there")
     args = parser.parse_args()
     sizes = [int(word) for word in args.sizes.split(",")] if args.sizes else [*SIZES]

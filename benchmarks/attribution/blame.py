@@ -4,10 +4,11 @@
 
 Runs the 60 scenarios of ``tests/support/builders/blame.py``, each on two to four real gloo ranks of
 this machine: a late root with a later leaf, late senders and receivers, chains of groups, HSDP,
-pipelines, ranks in turn, every fifth step, stopped and throttled processes, slow links. The ranks
-compute in half of the scenarios, and sleep in the other half. A throttled rank needs cgroup v1
-(root); without cgroup v1 the scenarios with a throttled rank are left out. Waiting for a rank
-without a core is not counted, as in the report, except in the scenarios with a throttled rank.
+pipelines, ranks that are late in turn, a rank late in every fifth step, stopped and throttled
+processes, slow links. The ranks compute in half of the scenarios, and sleep in the other half. A
+throttled rank needs cgroup v1 (root); without cgroup v1 the scenarios with a throttled rank are
+left out. Like the report, the test does not count waiting for a rank that lacks a core, except in
+the scenarios with a throttled rank.
 Scenarios in the results file are not repeated. Prints a line per scenario, how often rank and cause
 were right, and whether the costs add up to all waiting. Exits with 1 if a demand is not met.
 
@@ -69,7 +70,7 @@ def demands(rows: _Rows) -> list[Demand]:
 
 
 def _batches(done: set[tuple[str, int]]) -> list[list[tuple[str, int]]]:
-    """Returns the scenarios to run, in batches of one seed and number of ranks.
+    """Returns the scenarios to run, in batches with the same seed and number of ranks.
 
     The scenarios of a batch run in the same processes.
     """

@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def demands(rows: list[dict[str, Any]]) -> list[Demand]:
-    """Demands that no rank is named, and no more differences are found than by chance."""
+    """Checks that no rank is named, and that no more differences are found than by chance."""
     nobody = sum("named" not in row for row in rows)
     steps = sum(not row["step_changed"] for row in rows)
     all_equal = sum(not row["step_changed"] and not row["changed"] for row in rows)
@@ -61,7 +61,7 @@ def demands(rows: list[dict[str, Any]]) -> list[Demand]:
         of_all("clean runs on a busy machine in which no rank is named", nobody, len(rows), 40, 38),
         of_all("pairs of equal runs whose step compares as equal", steps, len(rows), 40, 38),
         of_all(
-            "pairs equal in every part and collective too",
+            "pairs of equal runs whose parts and collectives all compare as equal too",
             all_equal,
             len(rows),
             40,

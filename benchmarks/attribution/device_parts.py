@@ -8,13 +8,13 @@ The folder holds recordings of torch.profiler: traces, archives of a job's trace
 (and pandas 2) and TraceLens (github.com/AMD-AGI/TraceLens); a tool that is not installed in ENV is
 marked as missing. All times are between the first and the last kernel or copy of a rank's GPU.
 
-The other tools divide the time by rules of their own. TraceLens counts fills of memory as compute,
-communication as exposed while a copy within the GPU runs, and only kernels of NCCL, RCCL and some
-of vLLM as communication. HolisticTraceAnalysis counts as communication only kernels whose names
-begin with "nccl", does not separate exposed communication from copies, and leaves out kernels whose
-launch was not recorded. So each figure is computed twice: as in commprof's reports, and by the
-rules of the tool. The exit code is 1 if both differ from the tool's figure by more than 0.1 % of
-the time.
+The other tools divide the time by rules of their own. TraceLens counts fills of memory as compute.
+It counts communication as exposed while a copy within the GPU runs, and takes only kernels of NCCL,
+RCCL and some of vLLM for communication. HolisticTraceAnalysis takes only kernels whose names begin
+with "nccl" for communication, does not separate exposed communication from copies, and leaves out
+kernels whose launch was not recorded. So each figure is computed twice: as in commprof's reports,
+and by the rules of the tool. The exit code is 1 if both differ from the tool's figure by more than
+0.1 % of the time.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def main() -> int:
     parser.add_argument("--late", type=int, default=LATE, help="schedules with a late rank")
     parser.add_argument("--clean", type=int, default=CLEAN, help="schedules without one")
     parser.add_argument(
-        "--in-turn", type=int, default=IN_TURN, help="schedules with two ranks that take turns"
+        "--in-turn", type=int, default=IN_TURN, help="schedules with two ranks late in turn"
     )
     parser.add_argument(
         "--most-ranks", type=int, default=1024, help="larger schedules get this many ranks"
@@ -82,7 +82,9 @@ def demands(rows: list[dict[str, Any]]) -> list[Demand]:
         right = [r for r in late if r["named"] == r["rank"]]
         phases = [r for r in right if r["named cause"] == r["cause"]]
         found.append(of_all("late rank right", len(right), len(late), LATE))
-        found.append(of_all("and its phase", len(phases), len(late), LATE, RIGHT_PHASES))
+        found.append(
+            of_all("late rank and phase right", len(phases), len(late), LATE, RIGHT_PHASES)
+        )
     if clean:
         silent = sum(r["named"] is None for r in clean)
         what = "no rank named in clean schedules"

@@ -2,20 +2,20 @@
 
     PYTHONPATH=. python benchmarks/attribution/gain_error.py --results gain_error.jsonl
 
-Two ranks train a DDP model that computes all the time, each on its own core; they swap cores after
-every eight steps, in the middle of a block, after a barrier. Of every two blocks of four steps, one
-rank is late in one block, chosen at random: it sleeps or multiplies further matrices in one phase,
-for 0.1 to 0.8 steps, so the mean step is up to 40 % longer. Steps with and without the delay are
-therefore at most eight steps apart, so a machine that becomes slower slows both kinds of steps. The
-report predicts the mean step if that rank were as fast as the other. The truth is the mean of the
-steps without the delay, from the same trace; a step right after a late step is left out, because it
-may begin late. Stalled steps are left out too, as in the report. Steps right after a swap take
-longer. Both means have the same share of these steps, because no swap is at the border of a block.
-There are 50 jobs with a delay, and 10 jobs without a delay as control; the error of the control is
-the noise of the comparison. ``--rounds`` runs each job several times, and takes the means; runs
-that are already in the results file count. On a machine with many cores, ``taskset -c 2,3 ...
---part 1/6`` runs every sixth job; the files of all parts can be joined. Prints a line per demand;
-the exit code is 1 if one is not met.
+Two ranks train a DDP model that computes all the time, each on its own core. The steps are divided
+into blocks of four. In one of every two blocks, chosen at random, one rank is late in each step: it
+sleeps or multiplies further matrices in one phase, for 0.1 to 0.8 steps, so the mean step is up to
+40 % longer. Steps with and without the delay are therefore at most eight steps apart, so a machine
+that becomes slower slows both kinds of steps. The report predicts the mean step if that rank were
+as fast as the other. The truth is the mean of the steps without the delay, from the same trace; a
+step right after a late step is left out, because it may begin late. Stalled steps are left out too,
+as in the report. Every eight steps, after a barrier, the ranks swap cores. Steps right after a swap
+take longer. Both means have the same share of these steps, because swaps are in the middle of
+blocks. There are 50 jobs with a delay, and 10 jobs without a delay as control; the error of the
+control is the noise of the comparison. ``--rounds`` runs each job several times, and takes the
+means; runs that are already in the results file count. On a machine with many cores, ``taskset -c
+2,3 ... --part 1/6`` runs every sixth job; the files of all parts can be joined. Prints a line per
+demand; the exit code is 1 if one is not met.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def demands(rows: _Rows) -> list[Demand]:
         return []
     shown = ""
     if len(noise):
-        shown = f" (without a delay {noise.mean():.2%}, {noise.max():.2%} at worst)"
+        shown = f" (jobs without a delay: mean {noise.mean():.2%}, worst {noise.max():.2%})"
     what = "gain's error in percent of the step"
     return [
-        of_all("delays that were taken away", len(errors), len(errors), DELAYS),
+        of_all("jobs with a delay whose gain was compared", len(errors), len(errors), DELAYS),
         at_most(f"{what}: mean", 100 * errors.mean(), 100 * MEAN, " %"),
         at_most(f"{what}: worst{shown}", 100 * errors.max(), 100 * WORST, " %"),
     ]

@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python benchmarks/attribution/known_schedules.py --schedules 20
 
-The `timed` workload sleeps through known lengths and exchanges known bytes, one bucket per layer.
+The `timed` workload sleeps for known times and exchanges known bytes, one bucket per layer.
 Hosts are network namespaces with a rate limit, which needs root. The true exposed time comes from
 an event simulation of the schedule, which is arithmetic alone; the error is in percent of the step.
 A rank's lead over the last rank, according to the workload's own timestamps, is subtracted from its
@@ -82,7 +82,7 @@ class Schedule:
 
 
 def draw(seed: int) -> Schedule:
-    """Draws a schedule of 2 to 6 layers of 0.5 to 6 MB; backward is as long as the exchange."""
+    """Draws 2 to 6 layers of 0.5 to 6 MB; backward takes about 0.2 to 1.2 times the exchange."""
     random_ = random.Random(seed)
     hosts = random_.choice((2, 2, 3, 4))
     rate = random_.randrange(*RATES[hosts], 10)

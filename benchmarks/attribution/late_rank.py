@@ -29,8 +29,8 @@ from benchmarks.judging.results_file import Lines, read_rows
 PHASES = ("data", "forward", "backward", "optimizer", "pause")
 NAMED_AS = {"pause": "host pause"}
 STEPS = 25
-#: Number of runs of each kind, with a late rank and clean, and least number with the right answer.
-#: With a late rank its phase must be named, in a clean run no rank.
+#: Number of runs with a late rank, and of clean runs; and least number of each kind in which the
+#: answer is right: the late rank is named with its phase, or no rank is named in a clean run.
 WANTED, LEAST = 50, 48
 
 

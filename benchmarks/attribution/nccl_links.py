@@ -1,9 +1,9 @@
-"""Tests in simulated rings how NCCL's transfers are split, and if a slow link is named.
+"""Tests in simulated rings if NCCL's transfers are split correctly, and a slow link is named.
 
     PYTHONPATH=. python benchmarks/attribution/nccl_links.py --results nccl_links.jsonl
 
-Each run plays the calls of 64 ranks to the profiler plugin of NCCL, with a clock that only the run
-moves: all-reduces in a ring. On each link, a send takes some time in the network, waits some time
+Each run plays the calls of 64 ranks to the profiler plugin of NCCL: all-reduces in a ring, with a
+clock that only the run moves. On each link, a send takes some time in the network, waits some time
 for the peer, and some time for the GPU; these times differ from link to link, and one link takes
 four times as long in the network. The report must give each part, the kernels' waits and their
 transfer within 1 %, and name the slow link by its two ends. Runs in the results file are not

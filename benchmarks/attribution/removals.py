@@ -2,9 +2,9 @@
 
     PYTHONPATH=. python benchmarks/attribution/removals.py --recordings 10000
 
-Jobs of 2 to 4 ranks are drawn as commprof's own traces and as recordings of torch.profiler with and
-without a device; see ``tests/support/builders/removals.py``. Nothing is timed, so the results are
-the same on every machine. The exit code is 1 if any statement rests on a removed part.
+The recordings are commprof's own traces and torch.profiler's files with and without a device, of
+random jobs of 2 to 4 ranks; see ``tests/support/builders/removals.py``. Nothing is timed, so the
+results are the same on every machine. The exit code is 1 if any statement rests on a removed part.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ def demands(supported: int, tried: int, wanted: int) -> list[Demand]:
 
     Args:
         supported: number of recordings with no statement that rests on a removed part.
-        tried: number of recordings drawn.
+        tried: number of recordings that were made.
         wanted: number of recordings that were asked for.
     """
-    return [of_all("recordings with supported statements only", supported, tried, wanted)]
+    return [
+        of_all("recordings of which no statement rests on a removed part", supported, tried, wanted)
+    ]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Draws the recordings, and prints each kind of unsupported statement with an example."""
+    """Makes the recordings; prints each kind of statement that rests on a removed part."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--recordings", type=int, default=RECORDINGS)
     parser.add_argument("--first", type=int, default=0, help="seed of the first recording")

@@ -19,11 +19,12 @@ than usual. With more ranks than cores, operators therefore sleep, and tensors a
 rank computed on a device. With ``--crowded`` operators always compute, and compete for the cores;
 with ``--rested`` they always sleep, for a machine that others use.
 
-With ``--results`` each measurement is added to a file. If a row was measured several times, the
-measurement counts in which ranks were without a core for the smallest part of the step.
+With ``--results`` each measurement is added to a file. If a row was measured several times, only
+one measurement counts: that in which ranks lacked a core for the smallest part of the step.
 
-With ``--backend nccl`` the ranks share the first GPU, and NCCL joins them by sockets, as ranks on
-two hosts. Here torch.profiler measures each kernel of NCCL, so its ends are compared one by one.
+With ``--backend nccl`` the ranks share the first GPU, and NCCL connects them by sockets, as if they
+were on two hosts. Here torch.profiler measures each kernel of NCCL, so the kernels' ends are
+compared one by one.
 """
 
 from __future__ import annotations
@@ -141,7 +142,8 @@ def _compared(workload: str, ranks: int, rests: bool, backend: str) -> Row:
             f"{name}: rank {rank}: step {step_ms[rank]:.2f} ms; by torch.profiler, exposed time is "
             f"{more['exposed'][rank]:+.2f} % and waiting {more['wait'][rank]:+.2f} % of the step "
             f"longer; waits last {100 * np.median(stood[rank]) / step_ms[rank]:.2f} % of the step "
-            f"after collectives were done, the thread lacks a core {lacked[rank]:.2f} % of the step"
+            "longer than their collectives, and the thread lacks a core for "
+            f"{lacked[rank]:.2f} % of the step"
         )
     return {
         **{"workload": workload, "ranks": ranks, "backend": backend, "torch": torch.__version__},
@@ -174,7 +176,7 @@ def _calls_apart(name: str, ours: Sequence[Path], theirs: Path) -> tuple[int, in
         ops = Counter(op for op, _, _ in own_calls)
         other_ops = Counter(op for op, _, _ in other_calls)
         for op, count in ((ops - other_ops) + (other_ops - ops)).items():
-            print(f"{name}: {path.stem}: only one of both recordings has {count} calls of {op}")
+            print(f"{name}: {path.stem}: only one of the recordings has {count} calls of {op}")
             lacking += count
         for what, of_both in (
             (
@@ -233,7 +235,7 @@ def _kernels_apart(ours: Path, theirs: Path) -> str:
     length_apart = (end_us - start_us) - length
     return "; ".join(
         f"{what} by {np.median(values):+.1f} us in the median, by at most "
-        f"{np.quantile(np.abs(values), 0.99):.1f} us for 99 %"
+        f"{np.quantile(np.abs(values), 0.99):.1f} us for 99 % of them"
         for what, values in (
             (f"ends of {len(kernels)} kernels differ", end_apart),
             (f"their lengths ({np.median(length):.0f} us) differ", length_apart),

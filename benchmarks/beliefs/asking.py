@@ -28,7 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-#: Modules of this package that hold beliefs, in the order of the page.
+#: Modules of this package that hold beliefs, in the order of docs/pytorch_really.md.
 TOPICS = ("gloo", "groups", "ddp", "sharding", "functional", "recorders")
 #: Modules that questions use. They are imported once, before the ranks are forked.
 _COMMON = (
@@ -233,7 +233,7 @@ def main(names: list[str]) -> int:
     """Asks all beliefs, or the named ones; a belief about a newer torch has the answer "-"."""
     every = beliefs()
     if unknown := set(names) - set(every):
-        print(f"no belief {', '.join(sorted(unknown))}; there are: {', '.join(every)}")
+        print(f"no belief is named {', '.join(sorted(unknown))}; names: {', '.join(every)}")
         return 2
     for module in _COMMON:
         with suppress(ImportError):

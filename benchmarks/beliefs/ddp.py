@@ -60,7 +60,9 @@ def ddp_is_made_unsynced() -> str:
     return operators(lambda: DistributedDataParallel(_layers(), init_sync=False))
 
 
-@belief("a settled pass has one all-reduce per bucket", "4 allreduce_", THEORY)
+@belief(
+    "after DDP rebuilt its buckets, a pass has one all-reduce per bucket", "4 allreduce_", THEORY
+)
 def ddp_pass() -> str:
     model = _settled()
     return operators(lambda: _pass(model))
@@ -195,7 +197,7 @@ def _same(one: list[torch.Tensor], other: list[torch.Tensor]) -> str:
 
 
 @belief(
-    "with 3 ranks DDP multiplies by 1/3, so a hook that does gives the same bits",
+    "with 3 ranks, a hook that multiplies by 1/3 gives the same bits as DDP's own mean",
     "same bits",
     HOOK,
     ranks=3,
@@ -216,7 +218,7 @@ def ddp_multiplies_views() -> str:
 
 
 @belief(
-    "a hook that multiplies by 1/3 gives the same bits with bucket views that zero_grad keeps",
+    "a hook that multiplies by 1/3 gives the same bits if zero_grad keeps the bucket views",
     "same bits",
     HOOK,
     ranks=3,
@@ -242,7 +244,7 @@ def ddp_caps_change_bits() -> str:
 
 
 @belief(
-    "a hook sees bucket 0 first and the bucket that is_last() last",
+    "a hook sees bucket 0 first, and at the end the bucket whose is_last() is true",
     "0 1 2 3, last at the end",
     BUCKETS,
 )
@@ -307,7 +309,7 @@ def ddp_hook_raises() -> str:
     return second if first != "works" else "the hook's exception is lost"
 
 
-@belief("an exception of a hook arrives with its type", "ValueError", ATTACHMENT)
+@belief("backward raises a hook's exception with its own type", "ValueError", ATTACHMENT)
 def ddp_hook_exception() -> str:
     def note(_: object) -> None:
         raise ValueError("once")
@@ -318,7 +320,7 @@ def ddp_hook_exception() -> str:
 
 
 @belief(
-    "PowerSGD's hook on a settled model issues two all-reduces per bucket",
+    "once PowerSGD's hook compresses, it issues two all-reduces per bucket",
     "2 per bucket",
     "commprof/recordings/profiler_host.py",
 )
@@ -373,7 +375,9 @@ def ddp_frozen_later() -> str:
     return "an error" if told != "works" else "trains on"
 
 
-@belief("an unused parameter without find_unused_parameters: the same pass raises", "the same pass")
+@belief(
+    "without find_unused_parameters, the pass that does not use a parameter raises", "the same pass"
+)
 def ddp_unused() -> str:
     class Part(nn.Module):
         def __init__(self) -> None:
@@ -446,7 +450,7 @@ def ddp_buffers_in_no_sync() -> str:
         return operators(lambda: model(torch.ones(2, 8)))
 
 
-@belief("broadcast_buffers=False says nothing at construction", "silent")
+@belief("making a DDP model with broadcast_buffers=False gives no warning", "silent")
 def ddp_broadcast_buffers_warns() -> str:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -458,7 +462,7 @@ def ddp_broadcast_buffers_warns() -> str:
     )
 
 
-@belief("a sparse gradient of an embedding is one all-reduce", "allreduce_", BUCKETS)
+@belief("a sparse gradient of an embedding is exchanged in one all-reduce", "allreduce_", BUCKETS)
 def ddp_sparse() -> str:
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -37,7 +37,7 @@ def functional_scatters() -> str:
     return operators(lambda: functional.reduce_scatter_tensor(tensor, "sum", 0, dist.group.WORLD))
 
 
-@belief("functional permute_tensor is a send and a receive", "send, recv_", PLAN)
+@belief("functional permute_tensor issues a send and a receive", "send, recv_", PLAN)
 def functional_permutes() -> str:
     return operators(lambda: functional.permute_tensor(torch.ones(4), [1, 0], dist.group.WORLD))
 
@@ -219,7 +219,7 @@ def inductor_unused() -> str:
     return _inductor(call, torch.ones(8))
 
 
-@belief("Inductor leaves two equal functional all-reduces two", "2 allreduce_", SEEN)
+@belief("Inductor does not merge two equal functional all-reduces", "2 allreduce_", SEEN)
 def inductor_equal() -> str:
     def call(tensor: torch.Tensor) -> Any:
         first = functional.all_reduce(tensor, "sum", dist.group.WORLD)
@@ -228,7 +228,7 @@ def inductor_equal() -> str:
     return _inductor(call, torch.ones(8))
 
 
-@belief("Inductor leaves three small functional all-reduces three", "3 allreduce_", SEEN)
+@belief("Inductor does not merge three small functional all-reduces", "3 allreduce_", SEEN)
 def inductor_small() -> str:
     def call(*tensors: torch.Tensor) -> list[Any]:
         return [functional.all_reduce(one * 2, "sum", dist.group.WORLD) + 1 for one in tensors]

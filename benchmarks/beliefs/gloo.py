@@ -44,7 +44,7 @@ def gloo_averages_integers() -> str:
     return told.partition(":")[0] if told != "works" else f"{tensor.item()} for the mean of 0 and 3"
 
 
-@belief("gloo sums bf16 in bf16: 256 + 1 + 1 is 256, each sum rounded", "256.0", ranks=3)
+@belief("gloo rounds each bf16 sum to bf16, so that 256 + 1 + 1 is 256", "256.0", ranks=3)
 def gloo_sums_bf16() -> str:
     value = 256.0 if dist.get_rank() == 0 else 1.0
     tensor = torch.tensor([value], dtype=torch.bfloat16)
@@ -116,13 +116,13 @@ def one_rank_runs() -> str:
     return ranges(lambda: dist.all_reduce(torch.ones(4)))
 
 
-@belief("all_gather_into_tensor is the range gloo:all_gather", "gloo:all_gather", HOST)
+@belief("all_gather_into_tensor is recorded as the range gloo:all_gather", "gloo:all_gather", HOST)
 def range_of_all_gather_into_tensor() -> str:
     output, tensor = torch.empty(8), torch.ones(4)
     return ranges(lambda: dist.all_gather_into_tensor(output, tensor))
 
 
-@belief("all_to_all_single is the range gloo:all_to_all", "gloo:all_to_all", HOST)
+@belief("all_to_all_single is recorded as the range gloo:all_to_all", "gloo:all_to_all", HOST)
 def range_of_all_to_all_single() -> str:
     output, tensor = torch.empty(4), torch.ones(4)
     return ranges(lambda: dist.all_to_all_single(output, tensor))
@@ -134,13 +134,13 @@ def range_of_all_to_all() -> str:
     return ranges(lambda: dist.all_to_all(output, tensors))
 
 
-@belief("all_reduce_coalesced is one range for all tensors", "gloo:all_reduce", HOST)
+@belief("all_reduce_coalesced is recorded as one range for all tensors", "gloo:all_reduce", HOST)
 def range_of_coalesced() -> str:
     tensors = [torch.ones(2), torch.ones(3)]
     return ranges(lambda: dist.all_reduce_coalesced(tensors))
 
 
-@belief("a sparse all-reduce is one gloo:all_reduce", "gloo:all_reduce", HOST)
+@belief("a sparse all-reduce is recorded as one range, gloo:all_reduce", "gloo:all_reduce", HOST)
 def range_of_sparse() -> str:
     tensor = torch.sparse_coo_tensor([[dist.get_rank()]], [1.0], (4,))
     return ranges(lambda: dist.all_reduce(tensor))
@@ -184,7 +184,7 @@ def future_of_broadcast_holds() -> str:
     return "a list with the tensor" if is_list and value[0][0] == 0 else repr(value)[:60]
 
 
-@belief("wait() that runs out of time raises, and the group works on", "raises, works on")
+@belief("a wait() that times out raises, and the group still works", "raises, works on")
 def wait_runs_out() -> str:
     if dist.get_rank() == 1:
         time.sleep(1.5)
@@ -240,7 +240,7 @@ def batch_of_messages() -> str:
     return operators(call)
 
 
-@belief("a collective after a coalescing manager that gloo refused is issued as ever", "2.0")
+@belief("after gloo refused a coalescing manager, a collective is issued as usual", "2.0")
 def after_refused_coalescing() -> str:
     def call() -> None:
         with dist._coalescing_manager():
@@ -293,7 +293,7 @@ def gathers_into_another_dtype() -> str:
     return "refused" if told != "works" else f"works: {outputs[0].tolist()}"
 
 
-@belief("a second wait() returns at once, True as the first", "True, True")
+@belief("a second wait() returns at once, and returns True like the first", "True, True")
 def waits_twice() -> str:
     work = dist.all_reduce(torch.ones(2), async_op=True)
     return f"{work.wait()}, {work.wait()}"

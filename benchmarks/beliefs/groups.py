@@ -29,7 +29,9 @@ def new_group_exchanges() -> str:
     return operators(lambda: dist.new_group([0, 1]))
 
 
-@belief("new_group of other ranks waits for all ranks of the job", "waits", WORLD)
+@belief(
+    "new_group waits for all ranks of the job, also for ranks outside of the group", "waits", WORLD
+)
 def new_group_waits() -> str:
     dist.barrier()
     if dist.get_rank() == 1:
@@ -56,7 +58,7 @@ def name_after_restart() -> str:
 
 
 @belief(
-    "init_process_group() without a backend on a CPU machine is gloo",
+    "after init_process_group() without a backend, get_backend() says gloo on a CPU machine",
     "gloo",
     GROUPS,
     starts_group=False,
@@ -67,7 +69,7 @@ def default_backend() -> str:
 
 
 @belief(
-    "the object of a group that was made without a backend says gloo too",
+    "name() of a group that was made without a backend is gloo",
     "gloo",
     GROUPS,
     starts_group=False,
@@ -130,7 +132,7 @@ def split_group() -> str:
 
 
 @belief(
-    "under DETAIL one all-reduce shows gloo ranges of the comparison",
+    "under DETAIL an all-reduce has further gloo ranges, for the comparison of the ranks' calls",
     "more",
     HOST,
     TORCH_DISTRIBUTED_DEBUG="DETAIL",
@@ -281,7 +283,7 @@ def _cost_of_a_group() -> str:
 
 
 @belief(
-    "a group of gloo costs a process a connection to each other rank and two threads",
+    "in each process a group of gloo takes two threads, and a connection to each other rank",
     "3 files, 2 threads",
     WORLD,
     ranks=4,
@@ -345,9 +347,7 @@ def names_of_local_groups() -> str:
     return "two names, the same on both ranks" if is_alike and is_unique else str(names)
 
 
-@belief(
-    "groups of one mesh dimension have other names on either side of the mesh", "other", ranks=4
-)
+@belief("on a 2 x 2 mesh, the two groups of one dimension have different names", "other", ranks=4)
 def names_of_mesh_groups() -> str:
     from torch.distributed.device_mesh import init_device_mesh
 

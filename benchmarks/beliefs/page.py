@@ -16,14 +16,18 @@ _TITLES = {
 }
 
 _BITS = "`test_the_hook_gives_the_bits_of_ddp_except_for_views_that_are_kept`; [trials](trials.md)"
-_THEORY = "`theory.broadcast_buffers` says when, and asks DDP's options; a test"
+_THEORY = (
+    "`theory.broadcast_buffers` says when buffers are sent, by DDP's options; a test checks it"
+)
 _FINDING = "`findings/{}.sh`"
 #: By the belief's name: what a wrong guess changed in commprof.
 _LED_TO = {
     "ddp_multiplies_kept_views": _BITS,
     "ddp_views_change_bits": _BITS + "; " + _FINDING.format("ddp_bucket_views_change_bits"),
-    "ddp_caps_change_bits": "trials undo other buckets from 3 ranks on (`Candidate.exact`)",
-    "gloo_sums_by_position": "trials undo other buckets from 3 ranks on (`Candidate.exact`)",
+    "ddp_caps_change_bits": "from 3 ranks on, trials undo steps with other buckets "
+    "(`Candidate.exact`)",
+    "gloo_sums_by_position": "from 3 ranks on, trials undo steps with other buckets "
+    "(`Candidate.exact`)",
     "ddp_buffers_in_no_sync": _THEORY,
     "ddp_broadcast_buffers_warns": _THEORY,
     "ddp_no_sync_after_forward": "a trial's first step after such a forward exchanges twice, with "
@@ -33,19 +37,19 @@ _LED_TO = {
     "ddp_unused": _FINDING.format("ddp_unused_parameter_leaves_gradients_local"),
     "ddp_unused_averages": _FINDING.format("ddp_unused_parameter_leaves_gradients_local"),
     "ddp_hook_annotated": _FINDING.format("ddp_hook_refused_under_future_annotations"),
-    "ddp_compiled_small_cap": "`--bucket-cap-mb` says so; "
+    "ddp_compiled_small_cap": "the help of `--bucket-cap-mb` says so; "
     + _FINDING.format("compile_refuses_small_ddp_buckets"),
-    "ddp_around_compiled_small_cap": "`--bucket-cap-mb` says so; "
+    "ddp_around_compiled_small_cap": "the help of `--bucket-cap-mb` says so; "
     + _FINDING.format("compile_refuses_small_ddp_buckets"),
-    "default_backend": "the Python capture names the backend in use; a test",
-    "recorder_reduce_scatter": "dumps of gloo name it from the stack; a test; "
+    "default_backend": "the Python capture names the backend in use; a test checks it",
+    "recorder_reduce_scatter": "in dumps of gloo, the stack tells its name; a test checks it; "
     + _FINDING.format("flight_recorder_gloo_misses_messages"),
     "recorder_messages": _FINDING.format("flight_recorder_gloo_misses_messages"),
     "recorder_monitored_barrier": _FINDING.format("flight_recorder_gloo_misses_messages"),
     "recorder_json_keys": "[recordings](recordings.md#dumps-of-a-job-with-gloo) says so",
-    "reduce_scatter_completes_unwaited": "capture takes the end of `wait()`; "
+    "reduce_scatter_completes_unwaited": "for capture, such a collective ends with its `wait()`; "
     + _FINDING.format("gloo_reduce_scatter_ends_in_wait"),
-    "reduce_scatter_has_future": "capture takes the end of `wait()`; "
+    "reduce_scatter_has_future": "for capture, such a collective ends with its `wait()`; "
     + _FINDING.format("gloo_reduce_scatter_ends_in_wait"),
     "functional_is_dropped": _FINDING.format("functional_result_unused_is_kept"),
     "random_tensor": _FINDING.format("dtensor_randn_asserts_on_cpu"),
@@ -60,11 +64,11 @@ _LED_TO = {
 _HEAD = """\
 # What PyTorch really does
 
-Statements about PyTorch that an engineer of this field would make from memory, and that parts of
-commprof rest on. Each was written down first and then tried, with torch alone, over gloo on CPUs,
-on two ranks if not said otherwise. `python benchmarks/torch_beliefs.py` tries them again with the
-installed torch, and `--only NAME` a single one; the code of a question, in `benchmarks/beliefs`, is
-the way to see its answer. `--write` makes this page.
+Statements about PyTorch that an engineer of this field would make from memory. Parts of commprof
+rest on them. Each was written down first and then tried, with torch alone, over gloo on CPUs, on
+two ranks unless another number is given. `python benchmarks/torch_beliefs.py` tries them again with
+the installed torch, and with `--only NAME` only one of them. The questions are functions in
+`benchmarks/beliefs`. `--write` makes this page.
 
 """
 
@@ -82,11 +86,11 @@ def page(answers: Mapping[str, Mapping[str, str]]) -> str:
     now = sum(_is_wrong(one, answers, [newest]) for one in asked)
     of_newest = sum(answers[newest].get(one.name, "-") != "-" for one in asked)
     counts = (
-        f"Of {len(asked)} statements, {len(wrong)} do not hold in at least one of "
+        f"Of {len(asked)} statements, {len(wrong)} do not hold in at least one of the versions "
         f"{', '.join(versions)}; of the {of_newest} that were tried with "
         f"{newest}, {now} do not hold there. A dash means: not tried. The last column says what "
-        f"they changed here ({led}), or which file rests on them. Before torch 2.13 Flight "
-        "Recorder has no entries over gloo.\n"
+        f"a wrong statement changed in commprof ({led} of them), or which file rests on it. Before "
+        "torch 2.13 Flight Recorder has no entries over gloo.\n"
     )
     parts = [_HEAD, counts]
     for topic in TOPICS:

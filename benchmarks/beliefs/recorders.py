@@ -74,7 +74,9 @@ def recorder_numbers_of_ranks() -> str:
     return "alike" if len(set(told)) == 1 else f"{told[0]}, {told[1]}, {told[2]}"
 
 
-@belief("a list reduce-scatter is one entry of its own name", "gloo:reduce_scatter", FLIGHT)
+@belief(
+    "a list reduce-scatter has one entry, named gloo:reduce_scatter", "gloo:reduce_scatter", FLIGHT
+)
 def recorder_reduce_scatter() -> str:
     dist.reduce_scatter(torch.empty(2), [torch.ones(2) for _ in range(2)])
     return counted(entry["profiling_name"] for entry in _entries())
@@ -94,7 +96,7 @@ def recorder_barrier() -> str:
     return counted(entry["profiling_name"] for entry in _entries())
 
 
-@belief("an all_to_all_single's entry has its name", "gloo:all_to_all", FLIGHT)
+@belief("an all_to_all_single's entry is named gloo:all_to_all", "gloo:all_to_all", FLIGHT)
 def recorder_all_to_all() -> str:
     dist.all_to_all_single(torch.empty(4), torch.ones(4))
     return counted(entry["profiling_name"] for entry in _entries())
@@ -129,7 +131,7 @@ def recorder_json_status() -> str:
     return type(status["last_enqueued_collective"]).__name__
 
 
-@belief("time_created_ns is the wall clock", "wall clock", FLIGHT)
+@belief("time_created_ns is a time of the wall clock", "wall clock", FLIGHT)
 def recorder_clock() -> str:
     dist.all_reduce(torch.ones(2))
     made = _entries()[-1]["time_created_ns"]
@@ -185,7 +187,7 @@ def recorder_group_names() -> str:
     return "one" if names == config == status else f"{names}, {config}, {status}".replace("'", "")
 
 
-@belief("Flight Recorder's frames are there by default", "there", FLIGHT)
+@belief("Flight Recorder's entries have stack frames by default", "there", FLIGHT)
 def recorder_frames() -> str:
     dist.all_reduce(torch.ones(2))
     return "there" if _entries()[-1].get("frames") else "empty"
@@ -222,7 +224,7 @@ def profiler_group_list() -> str:
     return "listed" if told.get("pg_config") else f"{sorted(told)}"
 
 
-@belief("record_param_comms is there over gloo", "there", HOST)
+@belief("torch.profiler's trace has record_param_comms over gloo", "there", HOST)
 def profiler_param_comms() -> str:
     events = _chrome(lambda: dist.all_reduce(torch.ones(2)))["traceEvents"]
     return "there" if any(e.get("name") == "record_param_comms" for e in events) else "absent"
@@ -266,7 +268,11 @@ def profiler_in_flight_at_end() -> str:
     return "in" if inside[0] else "left out"
 
 
-@belief("with record_shapes the operator's lists of tensors have their sizes", "[[2], [2]]", HOST)
+@belief(
+    "with record_shapes, the sizes of an operator's lists of tensors are recorded",
+    "[[2], [2]]",
+    HOST,
+)
 def profiler_list_sizes() -> str:
     outputs, tensor = [torch.empty(2) for _ in range(2)], torch.ones(2)
     events = _chrome(lambda: dist.all_gather(outputs, tensor), record_shapes=True)["traceEvents"]
@@ -275,7 +281,9 @@ def profiler_list_sizes() -> str:
 
 
 @belief(
-    "an exported time of an event plus baseTimeNanoseconds is the wall clock", "wall clock", EVENTS
+    "an event's exported time plus baseTimeNanoseconds is a time of the wall clock",
+    "wall clock",
+    EVENTS,
 )
 def profiler_clock() -> str:
     trace = _chrome(lambda: dist.all_reduce(torch.ones(2)))
@@ -288,7 +296,7 @@ def profiler_clock() -> str:
 
 
 @belief(
-    "DDP's all-reduces during backward are inside the recorded autograd thread's operators",
+    "torch.profiler records the c10d operators of DDP's all-reduces during backward",
     "c10d::allreduce_",
     HOST,
 )
@@ -303,7 +311,7 @@ def profiler_ddp() -> str:
     return "c10d::allreduce_" if "c10d::allreduce_" in names else "no operator"
 
 
-@belief("an execution trace has record_param_comms with the group's name over gloo", "there")
+@belief("over gloo, an execution trace has record_param_comms with the group's name", "there")
 def execution_trace_of_gloo() -> str:
     from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 

@@ -139,7 +139,7 @@ def replicate_to_shard() -> str:
     return _redistributed("replicate", "shard")
 
 
-@belief("a random DTensor of sharded placement exchanges nothing", "nothing")
+@belief("making a random sharded DTensor exchanges nothing", "nothing")
 def random_tensor() -> str:
     import torch.distributed.tensor as tensors
 
@@ -149,7 +149,7 @@ def random_tensor() -> str:
 
 
 @belief(
-    "FSDP2: root and two layers are 3 gathers in forward, 2 in backward, 3 reduce-scatters",
+    "FSDP2: a root and two layers take 3 gathers in forward, 2 in backward, 3 reduce-scatters",
     "5 _allgather_base_, 3 _reduce_scatter_base_",
     THEORY,
 )
@@ -185,7 +185,7 @@ def fsdp_empty_root() -> str:
 
 
 @belief(
-    "FSDP2: the last layer keeps its parameters for backward, where it is used at once",
+    "FSDP2: the last layer stays gathered after forward, because backward begins with it",
     "3 _allgather_base_, 2 _reduce_scatter_base_",
     SHARDED,
 )
@@ -196,7 +196,7 @@ def fsdp_last_layer() -> str:
 
 
 @belief(
-    "set_requires_gradient_sync(False) leaves the gathers and drops the reduce-scatters",
+    "set_requires_gradient_sync(False) keeps the gathers and omits the reduce-scatters",
     "4 _allgather_base_",
     THEORY,
 )
@@ -449,7 +449,7 @@ def pipeline_second_step() -> str:
 
 
 @belief(
-    "ZeroRedundancyOptimizer's step with overlap off only broadcasts",
+    "without overlap, ZeroRedundancyOptimizer's step issues broadcasts only",
     "2 broadcast_",
     "commprof/workloads/strategies/zero1.py",
 )
@@ -480,7 +480,11 @@ def load_of_missing_key() -> str:
     return "works"
 
 
-@belief("FSDP2: after the step forward uses the new weights, whatever ran before", "0.0", THEORY)
+@belief(
+    "FSDP2: a forward after optimizer.step() uses the new weights, whatever ran before",
+    "0.0",
+    THEORY,
+)
 def fsdp_forward_before_step() -> str:
     from torch.distributed.fsdp import fully_shard
 
@@ -595,7 +599,7 @@ def async_save_group() -> str:
 
 
 @belief(
-    "interleaved 1F1B of 2 ranks with 2 stages each sends over each of 3 boundaries",
+    "interleaved 1F1B on 2 ranks, with 2 stages on each, sends over all 3 stage boundaries",
     "12 send, 12 recv_",
 )
 def interleaved_pipeline() -> str:

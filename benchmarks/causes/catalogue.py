@@ -298,7 +298,7 @@ def won(row: dict[str, Any]) -> float:
 
 
 def _pairs_ms(row: dict[str, Any]) -> list[tuple[float, float]]:
-    """Mean step of the job and of its twin in ms, by pair of turns, or by round without turns."""
+    """Mean step of the job and of its twin in ms, per pair of turns; without turns, per round."""
     return row.get("turns_ms") or list(zip(row["steps_ms"], row["twin_steps_ms"], strict=True))
 
 
@@ -340,7 +340,7 @@ def demands(rows: list[dict[str, Any]]) -> list[Demand]:
             NAMED,
         ),
         at_least(
-            f"runs of healthy twins without a cause ({sum(silent)} of {len(silent)})",
+            f"runs of healthy twins in which no cause is named ({sum(silent)} of {len(silent)})",
             _mean(silent),
             SILENT,
         ),

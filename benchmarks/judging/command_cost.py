@@ -1,4 +1,4 @@
-"""Processor time and memory of a command, which the commprof of a given checkout runs."""
+"""Processor time and memory of a commprof command that is run from a given checkout."""
 
 from __future__ import annotations
 

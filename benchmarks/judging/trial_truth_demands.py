@@ -25,12 +25,12 @@ def summary(rows: Rows) -> Iterator[str]:
     steps, link = _true_steps(rows), _good(rows, "link")
     for label, values in sorted(steps.items(), key=lambda item: statistics.median(item[1])):
         yield (
-            f"{label:20} {statistics.median(values):8.2f} ms alone, "
-            f"{len(values)} passes within {max(values) / min(values) - 1:.1%}"
+            f"{label:20} {statistics.median(values):8.2f} ms in {len(values)} fixed runs, "
+            f"which differ by up to {max(values) / min(values) - 1:.1%}"
         )
     if steps and link:
         best, among = _fastest(steps), _recommended(steps, link)
-        yield f"on the link: {best} is the fastest alone; of {len(link)} trials"
+        yield f"on the link: {best} is the fastest in fixed runs; of {len(link)} trials"
         yield f"  {among} recommended it, or a candidate that they could not distinguish from it"
         yield from _coverage_by_label(steps, link)
     for part in ("truth", "link", "loopback"):
@@ -75,7 +75,7 @@ def demands(rows: Rows) -> list[Demand]:
 
 
 def _at_its_rate(what: str, held: int, count: int) -> Demand:
-    """Checks that 95 % of the intervals contain the truth, less two standard deviations at most."""
+    """Demands the truth in 95 % of the intervals, with two standard deviations of tolerance."""
     least = max(0, math.ceil(0.95 * count - 2 * math.sqrt(0.05 * 0.95 * count)))
     asked = f"at least {least} (95 % less 2 SD)"
     return Demand(what, f"{held} of {count} ({held / count:.0%})", asked, held >= least)

@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """Checks the demands on the time that commprof adds to a call on an empty backend."""
+    """Checks the demands on the time that commprof adds to a call on the fake backend."""
     found = []
     for call, times in results.get("collectives", {}).items():
         for mode in (mode for mode in WATCHED if mode in times):

@@ -60,7 +60,7 @@ def main() -> int:
     if sizes:
         _generations(results, time.monotonic() + 60 * args.minutes, args.json)
     for clock, name in CLOCKS.items():
-        print(f"\n{name[0].upper()}{name[1:]} per step, over that of plain processes [95 %]\n")
+        print(f"\n{name[0].upper()}{name[1:]} per step / that of plain processes [95 %]\n")
         rows = [
             (size, *(shown(ratio(results[size], mode, clock)) for mode in MODES[1:]))
             for size in sizes
@@ -96,7 +96,7 @@ def demands(results: dict[str, Any]) -> list[Demand]:
         us = {mode: float(np.median(times[mode])) for mode in (*WATCHED, PROFILER)}
         figure = ", ".join(f"{mode} {value:.1f} us" for mode, value in us.items())
         most = max(us[mode] for mode in WATCHED)
-        what = f"{call} on NCCL below torch.profiler's"
+        what = f"{call} on NCCL: time of a call below that with torch.profiler"
         found.append(Demand(what, figure, "below", most < us[PROFILER]))
     return found
 

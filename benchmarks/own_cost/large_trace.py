@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python benchmarks/own_cost/large_trace.py [--gigabytes 20] [--json FILE]
 
-Four ranks repeat the same TILE_STEPS drawn steps (``benchmarks/scale/runs.py``) until their traces
+Four ranks repeat the same TILE_STEPS random steps (``benchmarks/scale/runs.py``) until their traces
 have the size of --gigabytes. So means of the whole run are equal to means of one repetition. The
 files are written to the temporary directory and deleted afterwards. The exit code is 1 if a demand
 is not met.
@@ -135,14 +135,14 @@ def demands(figures: dict[str, Any]) -> list[Demand]:
         ),
         at_most("memory of its report", figures["memory_mb"], 1000, " MB"),
         at_most(
-            "processor time of a million records",
+            "processor time per million records",
             figures["cpu_s"] / figures["records"] * 1e6,
             1.5,
             " s",
         ),
         at_most("error of the mean step", 100 * step_error, 0.5, " %"),
         at_most(
-            "waiting and transfer: largest difference from one repetition, in percent of the step",
+            "waiting and transfer: largest difference from one repetition, percent of the step",
             100 * differs,
             0.5,
             " %",

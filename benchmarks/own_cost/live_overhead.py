@@ -59,9 +59,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", default="2,4", help="world sizes (default: 2,4)")
-    parser.add_argument("--rounds", type=int, default=12, help="each of three blocks (default: 12)")
+    parser.add_argument(
+        "--rounds", type=int, default=12, help="rounds of three blocks (default: 12)"
+    )
     parser.add_argument("--workload", default="mlp", help="what the job trains (default: mlp)")
-    parser.add_argument("--seed", type=int, default=1, help="of the blocks' order")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the blocks' order")
     parser.add_argument("--json", type=Path, help="file that keeps the blocks' figures")
     args = parser.parse_args()
     found = read_json(args.json)

@@ -3,8 +3,8 @@
     PYTHONPATH=. python benchmarks/own_cost/long_day.py [STEPS] [--json FILE]
 
 STEPS is 1,000,000 by default, the number of steps of a day at 86 ms per step. Each step has a
-collective of the fake backend; after every hundred steps there is a short pause. The wall clock is
-set back by an hour after a minute. The traces are on a file system of 4 MB, which is full from
+collective of the fake backend; after every hundred steps there is a short pause. After a minute,
+the wall clock is set back by an hour. The traces are on a file system of 4 MB, which is full from
 three quarters of the steps on. A summary is overwritten in place, so no summary needs to be lost.
 Needs root, for that file system, and a C compiler, for the clock. The exit code is 1 if a demand is
 not met.
@@ -99,9 +99,9 @@ def demands(figures: dict[str, Any]) -> list[Demand]:
     return [
         Demand("steps in always-on mode", f"{steps:,}", f"{STEPS:,}", steps >= STEPS),
         Demand(
-            "steps that the summary counts, with the disk full from three quarters on",
+            "steps that the summary counts, with a full disk in the last quarter of the steps",
             f"{counted:,}",
-            "all but the first, less one for each dropped record at most",
+            "all but the first; one more may be missing for each dropped record",
             steps - 1 - counted <= figures["dropped_records"],
         ),
         Demand(

@@ -195,7 +195,7 @@ def demands(figures: dict[str, Any]) -> list[Demand]:
             monitor_cores <= 0.02,
         ),
         Demand(
-            "ranks' summaries: how many different numbers of steps they count",
+            "different numbers of steps in the ranks' summaries",
             f"{len(counted)} ({min(counted)} steps)",
             "1",
             len(counted) == 1 and figures["summaries"] == ranks,

@@ -75,7 +75,8 @@ def measure(directory: Path, collectives: int) -> dict[str, Any]:
 
 def demands(figures: dict[str, Any], wanted: int = COLLECTIVES) -> list[Demand]:
     """Checks the demands on the figures of a run of ``wanted`` collectives."""
-    # Each collective has an issue and a completion; a dropped record is one of the two.
+    # Each collective has an issue and a completion. If the issue's record is dropped, the summary
+    # counts neither; if the completion's record is dropped, it lacks the completion.
     lost = 2 * figures["collectives"] - figures["counted"] - figures["completed"]
     grown, trace = figures["rss_growth_bytes"], figures["trace_bytes"]
     done, limit = figures["collectives"], f"below {MOST_BYTES:,} bytes"
@@ -97,7 +98,7 @@ def demands(figures: dict[str, Any], wanted: int = COLLECTIVES) -> list[Demand]:
         Demand(
             "issues and completions missing in the summary",
             f"{lost:,}",
-            f"at most two for each dropped record, of which there are {figures['dropped_records']}",
+            f"at most two for each of the {figures['dropped_records']} dropped records",
             0 <= lost <= 2 * figures["dropped_records"],
         ),
     ]

@@ -3,7 +3,8 @@
 A small program plays the events of a collective (call, operation, four channels) in turns to the
 plugin, to an empty plugin, and to the plugin when it passes events on to the empty plugin. It
 measures the CPU time of the calling thread. The exit code is 1 if a collective takes more than 300
-ns longer than with the empty plugin, or more than 100 ns longer if all events are passed on.
+ns longer with the plugin than with the empty plugin, or if passing all events on adds more than
+another 100 ns.
 
     PYTHONPATH=. python benchmarks/own_cost/nccl_plugin.py [--json FILE]
 """
@@ -55,7 +56,7 @@ def demands(results: dict[str, Any]) -> list[Demand]:
         for what, more, most_ns in (
             (f"{added}, compared with an empty plugin", rounds[:, 1] - rounds[:, 0], MOST_NS),
             (
-                f"{added} by passing all on to an empty plugin",
+                f"{added} by passing all events on to an empty plugin",
                 rounds[:, 2] - rounds[:, 1],
                 MOST_PASSING_ON_NS,
             ),

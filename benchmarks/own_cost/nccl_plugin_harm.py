@@ -48,8 +48,8 @@ MOST_GROWTH_BYTES = 1_000_000
 def main() -> int:
     """Runs all tests; prints the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--orders", type=int, default=1000, help="under each sanitizer")
-    parser.add_argument("--kills", type=int, default=200, help="under each sanitizer")
+    parser.add_argument("--orders", type=int, default=1000, help="random orders per sanitizer")
+    parser.add_argument("--kills", type=int, default=200, help="killed processes per sanitizer")
     parser.add_argument("--events", type=int, default=100_000_000)
     parser.add_argument("--json", type=Path, help="write all figures there")
     args = parser.parse_args()
@@ -125,7 +125,11 @@ def survived(tree: Path, orders: int) -> int:
         ended = len(done.stdout.split())
         count += ended if done.returncode == 0 else max(ended - 1, 0)
         if done.returncode != 0:
-            print(f"orders from {first}: {done.returncode}\n{done.stderr[-4000:]}", file=sys.stderr)
+            print(
+                f"random orders from {first} on: exit code {done.returncode}\n"
+                f"{done.stderr[-4000:]}",
+                file=sys.stderr,
+            )
     return count
 
 

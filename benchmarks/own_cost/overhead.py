@@ -11,7 +11,7 @@ Wilcoxon's signed ranks over generations, like the report's interval of commprof
 is relative to the mean of the two plain processes in the same round. Modes whose cost is far above
 the others' take part in the first rounds of a generation only.
 
-CPU time is the sum over all ranks, of the training thread and of the process; wall time is that of
+CPU time, of the training thread or of the process, is the sum over all ranks; wall time is that of
 the slowest rank. A demand on CPU time of, for example, 1.002 allows an estimate of at most 1.002,
 with ends of its interval at most 0.002 away; a demand on wall time limits the interval's upper end.
 The exit code is 1 if a demand is not met. Generations go on for ``--minutes``.
@@ -87,7 +87,7 @@ Ratios = dict[str, dict[str, Any]]
 TYPICAL_MS = "plain ms"
 #: Column: step with a hook divided by the step of an attached model without a hook.
 ADDED_BY_HOOK = "hook / attached"
-#: Writes results into the file, and keeps them for the demands.
+#: Function that writes all ratios so far into the results file.
 Keep = Callable[[Mapping[str, Ratios]], None]
 
 
@@ -106,7 +106,7 @@ def main() -> int:
         args.models, end_s, lambda found: write_json(args.json, {**before, **found})
     )
     for clock, name in CLOCKS.items():
-        print(f"\n{name[0].upper()}{name[1:]} per step, over that of plain processes [95 %]\n")
+        print(f"\n{name[0].upper()}{name[1:]} per step / that of plain processes [95 %]\n")
         print(table(results, clock) or "not available on this machine", flush=True)
     return judged(demands(results))
 
@@ -129,7 +129,10 @@ def generations(models: list[str], end_s: float, keep: Keep) -> dict[str, Ratios
                 )
             keep({name: ratios_of(cell) for name, cell in cells.items()})
             longest_s = max(longest_s, time.monotonic() - begin_s)
-            print(f"a generation of all took {time.monotonic() - begin_s:.0f} s", file=sys.stderr)
+            print(
+                f"a generation of all models took {time.monotonic() - begin_s:.0f} s",
+                file=sys.stderr,
+            )
     return {name: ratios_of(cell) for name, cell in cells.items()}
 
 
@@ -343,7 +346,7 @@ def demands(results: Mapping[str, Ratios]) -> list[Demand]:
 
 
 def below_profiler(where: str, clock: str, ratios: dict[str, Interval | None]) -> list[Demand]:
-    """Demands that the ratios of all modes are below torch.profiler's; nothing if it is unknown."""
+    """Demands that all modes' ratios are below torch.profiler's; no demand if that is unknown."""
     known = {mode: of_mode.value for mode, of_mode in ratios.items() if of_mode}
     if PROFILER not in known:
         return []

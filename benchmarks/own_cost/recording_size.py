@@ -2,10 +2,10 @@
 
     PYTHONPATH=. python benchmarks/own_cost/recording_size.py [--gigabytes 2] [--place FOLDER]
 
-Writes traces as torch.profiler would, eight ranks of 100,000 events each and one trace of as many
-gigabytes as given, and runs `commprof report` on each in its own process. Demands: at most 10 s of
-processor time for the eight ranks, and at most 1 GB of memory (largest resident set) for the large
-trace.
+Writes recordings as torch.profiler would: one of eight ranks with 100,000 events each, and one of a
+single rank with the given gigabytes. Runs `commprof report` on each in its own process. Demands: at
+most 10 s of processor time for the eight ranks, and at most 1 GB of memory (largest resident set)
+for the large trace.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _write_large(path: Path, size: float) -> int:
 
 
 def _report(path: Path) -> tuple[float, float, int]:
-    """Runs the report; returns processor seconds, seconds, and largest resident set in bytes."""
+    """Runs the report; returns CPU seconds, wall seconds, and largest resident set in bytes."""
     began = time.monotonic()
     with subprocess.Popen(
         [sys.executable, "-m", "commprof", "report", str(path)], stdout=subprocess.DEVNULL

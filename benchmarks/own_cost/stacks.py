@@ -23,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import commprof
 from benchmarks.judging.demands import at_most, judged
 
-#: Numbers of frames below the call. A training script has about 15, in a framework about 40.
+#: Numbers of frames below the call. A training script has about 15, with a framework about 40.
 DEPTHS = (5, 20, 60)
 MOST_US = 15.0
 CALLS, REPEATS, TURNS = 200, 10, 4

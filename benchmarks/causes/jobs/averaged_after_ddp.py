@@ -1,4 +1,4 @@
-"""Gradients that DDP has averaged are averaged again after backward; in the twin only by DDP."""
+"""Gradients that DDP has averaged are averaged again after backward; the twin leaves it to DDP."""
 
 import common
 import torch

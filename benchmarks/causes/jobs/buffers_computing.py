@@ -1,4 +1,4 @@
-"""A model sends its tables of positions and its mask, which never change, in every forward."""
+"""DDP sends a table of positions and a mask, which never change, before every forward."""
 
 import common
 import torch

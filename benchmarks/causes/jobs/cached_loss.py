@@ -27,7 +27,7 @@ for _ in common.steps():
         batches: tuple[torch.Tensor, ...] = batches,
         grads: tuple[torch.Tensor, ...] = grads,
     ) -> None:
-        """Encodes each mini batch once more, with its gradients."""
+        """Encodes each mini batch again, and runs backward with the gradients of its outputs."""
         for number, (batch, grad) in enumerate(zip(batches, grads, strict=True)):
             early = common.FIXED and number < len(batches) - 1
             with torch.enable_grad(), ddp.no_sync() if early else contextlib.nullcontext():

@@ -1,7 +1,7 @@
 """Parts that the catalogue's jobs share: two ranks over gloo, layers that sleep or compute.
 
 Each job of this folder trains with one mistake of docs/causes.md, or without it if ``FIXED=1`` is
-in the environment. The jobs were written after the public reports that the catalogue names, and
+in the environment. The jobs are modelled on the public reports that the catalogue names, and
 contain no code from the reports.
 """
 
@@ -22,12 +22,12 @@ from torch import nn
 FIXED = os.environ.get("FIXED") == "1"
 STEPS = int(os.environ.get("STEPS", "40"))
 #: Folder with two pipes per rank, through which a benchmark lets two jobs take turns; empty if this
-#: job runs alone. And the number of steps in a turn.
+#: job runs alone. TURN_STEPS is the number of steps in a turn.
 TURNS, TURN_STEPS = os.environ.get("TURNS", ""), int(os.environ.get("TURN_STEPS", "10"))
 
 
 def begin() -> int:
-    """Joins the job and returns the rank. All ranks draw the same weights, but their own data."""
+    """Joins the job and returns the rank. All ranks have one random seed, so equal weights."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(0)

@@ -17,7 +17,7 @@ class Adapted(nn.Module):
         self.adapter = common.sleeping(3, 64, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Adds the adapter's output for the first inputs."""
+        """Adds the adapter's outputs to the first 64 outputs of the large layer."""
         return self.backbone(x)[:, :64].detach() + self.adapter(x[:, :64])
 
 

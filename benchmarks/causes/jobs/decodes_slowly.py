@@ -1,4 +1,4 @@
-"""Rank 1 decodes samples that are four times as long as rank 0's; the twin's samples are equal."""
+"""Rank 1 decodes samples that are four times as long as rank 0's; the twin's are equally long."""
 
 import common
 import torch

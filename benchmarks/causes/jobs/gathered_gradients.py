@@ -1,4 +1,4 @@
-"""FSDP2's gradients are gathered in every step for their norm; the twin adds up shards."""
+"""FSDP2's gradients are gathered in every step for their norm; the twin adds up shards' norms."""
 
 import common
 import torch

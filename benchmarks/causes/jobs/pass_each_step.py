@@ -13,7 +13,7 @@ class Drawn(Dataset):  # type: ignore[type-arg]
     """Samples that take half a millisecond each to load."""
 
     def __len__(self) -> int:
-        """Enough samples for one pass."""
+        """Enough samples for one pass over the data."""
         return 32 * (common.STEPS + 1)
 
     def __getitem__(self, index: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A dictionary of statistics is gathered as an object in every step, by the twin in few steps."""
+"""A dictionary of statistics is gathered as an object in every step; the twin does so in few."""
 
 import common
 import torch

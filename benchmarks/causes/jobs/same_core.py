@@ -1,4 +1,4 @@
-"""All ranks are bound to one core, as OpenMP and launchers can do it; the twin's use all cores."""
+"""OpenMP or a launcher may bind all ranks to one core, as here; the twin's ranks use all cores."""
 
 import os
 

@@ -1,4 +1,7 @@
-"""Weights are averaged every tenth step, a flag is reduced in each step; the twin joins the two."""
+"""A flag is reduced in every step, though weights are averaged in every tenth step only.
+
+The twin reduces the flag only in the steps that average the weights.
+"""
 
 import random
 
