@@ -36,10 +36,11 @@ RANKS = (2, 4, 8)
 #: Least ratio of gloo's time to our time, by size, at each number of ranks.
 LEAST = dict(zip(SIZES, (6, 5, 3, 3), strict=True))
 #: Largest ratio of our time to that of one pass of all ranks over their data; and the bytes and the
-#: number of ranks with this demand.
+#: number of ranks at which this is demanded.
 MOST_PASSES, PASSED, PASSING_RANKS = 3.5, SIZES[-1], 2
 MODELS, DDP_RANKS = ("transformer", "25M"), (2, 4)
-#: Least ratio of the time that communication adds to a step with gloo to that with our backend.
+#: Communication adds a time to each step. Least ratio of this time with gloo to that with our
+#: backend.
 LEAST_COMMUNICATION = 3.0
 HOSTS_BYTES, RATES, RANKS_PER_HOST = 25_000_000, ("1gbit", "10gbit"), (2, 4)
 #: Least ratio of gloo's time to our time, by link and ranks per host; the ratio at other settings
@@ -57,10 +58,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=sorted(PARTS))
     parser.add_argument(
-        "--ranks", help="separated by commas (default: 2,4,8; for `ddp` and `hosts`: 2,4)"
+        "--ranks", help="numbers of ranks (default: 2,4,8; for `ddp` and `hosts`: 2,4)"
     )
-    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="in bytes")
-    parser.add_argument("--rates", default=",".join(RATES), help="of the links, as for tc")
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="sizes in bytes")
+    parser.add_argument("--rates", default=",".join(RATES), help="rates of the links, as for tc")
     parser.add_argument("--models", default=",".join(MODELS), help="models of `ddp`")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--tries", type=int, default=TRIES, help="of `faults`")
@@ -95,7 +96,7 @@ def _all_reduce(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def all_reduce_demands(figures: dict[str, Any]) -> list[Demand]:
-    """Checks the demands on gains over gloo at each point, and on the ratio to a copying pass."""
+    """Checks the demands at each point: gain over gloo, and ratio to a pass over the data."""
     found = []
     for name, times in figures.items():
         ranks, size = map(int, name.split())
@@ -140,14 +141,15 @@ def ddp_demands(figures: dict[str, Any]) -> list[Demand]:
     """Checks the demands per model and ranks: less communication, and a step that is not longer."""
     found = []
     for name, times in figures.items():
+        where = "DDP, model {}, {} ranks".format(*name.split())
         alone, gloo, ours = (np.array(times[key]) for key in ("no communication", *GROUPS))
         above, below = gloo - alone, ours - alone
         value = ratio_of(np.median(above), np.median(below))
-        what = f"DDP, {name} ranks: communication time, gloo / ours"
+        what = f"{where}: communication time, gloo / ours"
         between = ratio_interval(above, below)
         found.append(at_least(what, value, LEAST_COMMUNICATION, "x", between))
         shorter = 1 - float(np.median(ours / gloo))
-        what = f"DDP, {name} ranks: step time, gloo / ours ({shorter:.1%} shorter)"
+        what = f"{where}: step time, gloo / ours ({shorter:.1%} shorter)"
         step = gloo / ours
         found.append(at_least(what, float(np.median(step)), 1, "x", median_interval(step), ".3f"))
     wanted = [f"{model} {ranks}" for model in MODELS for ranks in DDP_RANKS]
@@ -212,7 +214,7 @@ def _faults(args: argparse.Namespace) -> dict[str, Any]:
 def faults_demands(figures: dict[str, Any]) -> list[Demand]:
     """Checks that all tries succeed; after a failure no try counts, because the test ends there."""
     right = 0 if figures["failed"] else figures["tries"]
-    what = "ranks killed or stopped: error in time that names the rank, nothing left in /dev/shm"
+    what = "ranks killed or stopped: an error names the rank in time, nothing stays in /dev/shm"
     return [of_all(what, right, figures["tries"], TRIES)]
 
 

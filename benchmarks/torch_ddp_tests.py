@@ -54,7 +54,7 @@ def main() -> int:
     )
     parser.add_argument("--only", metavar="NAME,...", help="only these tests (default: all)")
     parser.add_argument(
-        "--world-size", type=int, default=2, help="of the tests that do not choose it (default: 2)"
+        "--world-size", type=int, default=2, help="for tests that choose none (default: 2)"
     )
     parser.add_argument(
         "--resume", type=Path, metavar="FILE", help="results; tests in it are not run again"

@@ -46,7 +46,7 @@ def module_name(torch_version: str, stem: str = "_torch") -> str:
 
 
 def built_for(file_names: Iterable[str]) -> list[str]:
-    """Lists the torch versions, such as `2.13`, for which the files have this Python's module."""
+    """Lists the torch versions, such as `2.13`, of the modules that this Python can load."""
     suffixes = "|".join(map(re.escape, importlib.machinery.EXTENSION_SUFFIXES))
     pattern = re.compile(rf"_torch(\d)(\d+)(?:{suffixes})")
     found = {(int(m[1]), int(m[2])) for name in file_names if (m := pattern.fullmatch(name))}

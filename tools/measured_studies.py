@@ -235,7 +235,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
                 "1,024 ranks with 100 steps of 25 buckets: 12 s, 400 MB",
                 "8 ranks with 75,000 collectives: 1.5 s, 200 MB; with 1,250,000: 25 s, 500 MB",
                 "compare of two runs of 512 ranks: 8 s, 400 MB; fit of 1,024: 3 s, 300 MB",
-                "page of 256 ranks: 1.2 s",
+                "HTML page of 256 ranks: 1.2 s",
                 "CPU time of a collective grows by a factor of 2 at most, from 8 to 4,096 ranks",
             ),
             parts_of(report_cost.PART, report_cost.demands),
@@ -445,7 +445,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
         shared(
             "faults",
             "Ranks killed and stopped at any moment",
-            "100 of 100: error in time that names the rank, nothing left in /dev/shm",
+            "100 of 100: an error names the rank in time, nothing stays in /dev/shm",
         ),
     ),
     "Microbenchmark and predictions": (

@@ -5,11 +5,12 @@
 
 Every job trains the `timed` workload over gloo on this host, with random compute and gradients: at
 2, 3 and 4 ranks with one bucket cap, and at one of these world sizes with another cap. Each world
-size is predicted from the two other sizes, one of which is the held-out setting. The other cap is
-predicted from all three sizes, with two held-out settings. An interval holds if it contains the
-median step of the run. The same is counted for two other intervals: the range of sampling and fit
-alone, and this range widened by the worst held-out error. With --results, jobs in the file are not
-run again. The exit code is 1 if fewer than 95 of 100 intervals hold.
+size is predicted from the two other sizes; holding out one of these two shows the model's error.
+The other cap is predicted from all three sizes, of which two are held out in turn. An interval
+holds if it contains the measured median step of the predicted setting. Two other intervals are
+counted in the same way: the range that allows for sampling and fit alone, and this range widened by
+the worst held-out error. With --results, jobs in the file are not run again. The exit code is 1 if
+fewer than 95 of 100 intervals hold.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, help="one JSON line per interval")
-    parser.add_argument("--minutes", type=float, default=8, help="start no job after that")
+    parser.add_argument("--minutes", type=float, default=8, help="start no job after this time")
     parser.add_argument("--jobs", type=int, default=25, help="at most this many jobs (default: 25)")
     args = parser.parse_args()
     rows, kept = read_rows(args.results), Lines(args.results)

@@ -3,19 +3,23 @@
     PYTHONPATH=. python benchmarks/predictions/predict_sharded.py --results points.jsonl
         --minutes 10
 
-One setting is recorded (FSDP2 on 2 ranks, 160 Mbit/s, fp32) and fitted to its own collectives. From
-it other ranks, rates, types, wrapped blocks, accumulation and HSDP are predicted; each predicted
-setting is then run between hosts that are network namespaces with a rate limit (which needs root),
-and the median step is compared: predicted divided by measured. Two answers that need no model are
-compared too: the step as it is now, and perfect overlap. Because other jobs may slow the machine
-down, a setting is run several times, and only the run with the shortest median step counts. All
-namespaces share this host's cores, and a prediction includes that. Studies: the `timed` workload,
-which sleeps; the `transformer`, which computes; and `ddp`, the transformer under DDP, with other
-ranks and rates. In the transformer's points in bf16, only gradients are reduced in bf16: with
-parameters in bf16 it would also compute in bf16, and a recording in fp32 does not show how long
-that takes. With --results, points in the file are not run again; if the machine has become faster
-or slower since, a new recording predicts these points wrongly where ranks wait for cores. The exit
-code is 1 if a demand is not met.
+One setting is recorded (2 ranks, 160 Mbit/s, fp32), and a model is fitted to its collectives. The
+model predicts other settings: numbers of ranks, rates, types, wrapped blocks, accumulation and
+HSDP. Each of these is then run between hosts that are network namespaces with a rate limit (which
+needs root), and the prediction is compared with the measured median step. Two answers that need no
+model are compared too: the step as it is now, and perfect overlap. Because other jobs may slow the
+machine down, a setting is run several times, and only the run with the shortest median step counts.
+All namespaces share this host's cores, and a prediction includes that.
+
+There are three studies. `timed` runs the workload of this name, which sleeps, under FSDP2 and HSDP.
+`transformer` runs the transformer, which computes, in the same way. `ddp` runs the transformer
+under DDP, and varies only ranks and rates. In the transformer's points in bf16, only gradients are
+reduced in bf16: with parameters in bf16 it would also compute in bf16, and a recording in fp32 does
+not show how long that takes.
+
+With --results, points in the file are not run again; if the machine has become faster or slower
+since, a new recording predicts these points wrongly where ranks wait for cores. The exit code is 1
+if a demand is not met.
 """
 
 from __future__ import annotations
@@ -117,7 +121,7 @@ class Point:
 
     @property
     def gather_dtype(self) -> str:
-        """Type of gathered parameters; a workload that computes keeps its type."""
+        """Type of gathered parameters; the transformer computes in it, and so keeps fp32."""
         return self.dtype if self.workload == "timed" else "fp32"
 
     @property
@@ -308,7 +312,7 @@ def demands(rows: Sequence[dict[str, Any]], study: str) -> list[Demand]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, help="JSON lines; points in it are not run again")
-    parser.add_argument("--minutes", type=float, default=10, help="start no point after that")
+    parser.add_argument("--minutes", type=float, default=10, help="start no point after this time")
     parser.add_argument("--study", choices=STUDIES, default="timed")
     args = parser.parse_args()
     if reason := netns.unavailable():
@@ -327,7 +331,7 @@ def main() -> int:
         raise SystemExit("no point was run; give more --minutes")
     print(tabulate(rows, headers="keys", floatfmt=".3g"))
     for what, (mean, worst) in summary(rows).items():
-        print(f"{what}: {mean:.2%} in the mean, {worst:.2%} at worst of {len(rows)}")
+        print(f"{what}: mean error {mean:.2%}, worst {worst:.2%}, of {len(rows)} points")
     return judged(demands(rows, args.study))
 
 

@@ -5,10 +5,10 @@
     PYTHONPATH=. python benchmarks/predictions/trial_truth.py all --sharded --out DIR
 
 Two ranks train the `timed` workload, whose compute is sleeps of known length. `truth` runs every
-candidate alone for many steps, in passes that differ in order. `link` and `loopback` are trials:
-`link` at 1 Gbit/s between two hosts made of network namespaces (which need root), `loopback` on
-this host, without a limit. `all` alternates: passes of truth before, between and after the trials
-on the link.
+candidate alone for many steps, in several passes over the candidates, each in another order. `link`
+and `loopback` are trials: `link` at 1 Gbit/s between two hosts made of network namespaces (which
+need root), `loopback` on this host, without a limit. `all` alternates: passes of truth before,
+between and after the trials on the link.
 
 The two kinds of trials train different jobs, see LINK_WORKLOAD and LOOPBACK_WORKLOAD. On the link a
 step exchanges 12 MB during a backward pass of 12 ms; on loopback it exchanges 1 MB during one of
@@ -33,8 +33,9 @@ loopback. `summary` prints the time of each part.
 `summary` counts the trials that named the truly fastest candidate as the fastest, and the trials
 that had it among the candidates that they could not tell from the fastest. (Of these candidates a
 trial recommends the one that harms gradients least.) It also counts the intervals that contain the
-true ratio and, over all trials, the intervals of `none again` that contain 1, its true ratio. The
-exit code of `all` and `summary` is 1 if a demand is not met, or trials are missing.
+true ratio. `none again` runs the baseline `none` a second time, so its true ratio is 1: its
+intervals that contain 1 are counted over all trials. The exit code of `all` and `summary` is 1 if a
+demand is not met, or trials are missing.
 """
 
 from __future__ import annotations
@@ -166,8 +167,10 @@ def main() -> int:
     parser.add_argument("--sharded", action="store_true", help="compare settings of FSDP2")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--block", type=int, default=6, help="measured steps of a block")
-    parser.add_argument("--steps", type=int, default=150, help="of a fixed run")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after that")
+    parser.add_argument("--steps", type=int, default=150, help="steps of a run of one candidate")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="start no run after this time"
+    )
     args = parser.parse_args()
     args.study = SHARDED if args.sharded else REPLICATED
     results = Results(args.out)
@@ -220,7 +223,7 @@ def _truth(args: argparse.Namespace, passes: Sequence[int] = range(PASSES)) -> I
 
 
 def _fixed(label: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the median step of a run with one candidate alone, on the slowest rank."""
+    """Runs one candidate alone; returns the median step of the slowest rank."""
     # All candidates run in commprof's hook, as in a trial: "none" is DDP's mean inside it.
     study, compressor = args.study, "" if label == BASELINE or args.sharded else label
     setting = label if args.sharded and label != BASELINE else ""
@@ -281,7 +284,7 @@ def _all(args: argparse.Namespace) -> Iterator[Row]:
 
 @contextmanager
 def _run(study: Study, rate: str, workload: str, setting: str = "", **job: Any) -> Iterator[Path]:
-    """Runs two ranks on hosts joined by a link, or on this host; returns the run directory.
+    """Runs two ranks on hosts joined by a link, or on this host; yields the run directory.
 
     ``setting`` is a setting of FSDP2, used from the third step on.
     """

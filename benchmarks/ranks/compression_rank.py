@@ -64,7 +64,7 @@ class OneBucket(nn.Module):
 
 
 def gradients(numel: int, seed: int, count: int) -> list[torch.Tensor]:
-    """Returns normal values with 12 scales from 1e-5 to 1e-2, like a model's layers."""
+    """Returns normally distributed values with 12 scales, 1e-5 to 1e-2, like a model's layers."""
     generator = torch.Generator().manual_seed(seed)
     scales = torch.logspace(-5, -2, 12).repeat_interleave(-(-numel // 12))[:numel]
     return [(torch.randn(numel, generator=generator) * scales).view(-1, 1024) for _ in range(count)]
@@ -114,7 +114,7 @@ def exchange(names: list[str], size_mb: float, rounds: int, interface: str) -> d
 
 
 def sum_of_halves(size_mb: float, rounds: int, interface: str) -> dict[str, Any]:
-    """Times all-reduces of equal bytes as fp16 and as uint8, and our sum of two arrays.
+    """Times an all-reduce of fp16, one of as many bytes of uint8, and our sum of two fp16 arrays.
 
     All three write their sums into memory that is already paged in.
     """
@@ -140,7 +140,7 @@ def sum_of_halves(size_mb: float, rounds: int, interface: str) -> dict[str, Any]
 
 
 def power_sgd(size_mb: float, rank: int, rounds: int) -> dict[str, Any]:
-    """Returns the milliseconds that PowerSGD adds to a step of one rank: torch's hook and ours."""
+    """Returns the milliseconds that torch's PowerSGD hook and ours add to a step of one rank."""
     numel = int(size_mb * 1e6 / 4) // 1024 * 1024
     models = {
         name: DistributedDataParallel(OneBucket(numel)) for name in ("plain", "torch", "ours")
@@ -200,7 +200,7 @@ def _real_gradient(rounds: int) -> torch.Tensor:
 
 
 def training(names: list[str], seeds: int, steps: int) -> dict[str, list[list[float]]]:
-    """Returns, by hook and seed, the transformer's loss in each step, as mean over all ranks."""
+    """Returns, by hook and seed, the transformer's loss in each step: the mean over all ranks."""
     options = TransformerOptions(
         vocab=256, d_model=64, feedforward=128, sequence=32, samples=128, learning_rate=2e-3
     )

@@ -108,4 +108,6 @@ def _wait(ranks: list[ForkServerProcess]) -> None:
             process.kill()
             process.join()
     if any(code != 0 for code in failed):
-        raise RuntimeError(f"exit codes of the ranks: {failed} (None: killed after {_TIMEOUT_S} s)")
+        raise RuntimeError(
+            f"a rank failed; exit codes by rank: {failed} (None: killed after {_TIMEOUT_S} s)"
+        )

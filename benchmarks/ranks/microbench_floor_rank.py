@@ -80,7 +80,7 @@ def _loops(floor: Any, group: Any, size_bytes: int) -> dict[str, Loop]:
 
 
 def _turn(loops: dict[str, Loop], order: random.Random, size_bytes: int) -> dict[str, Times]:
-    """Runs a few calls of each loop, right after one another, in random order."""
+    """Runs the loops right after one another, in random order; each makes a few calls."""
     calls = max(1, min(20, int(4e6 / (size_bytes + 2e5))))
     taken = {}
     for name in order.sample(LOOPS, len(LOOPS)):

@@ -42,7 +42,8 @@ def recorded(
 ) -> Iterator[tuple[Callable[[], AbstractContextManager[Any]], Callable[[], None]]]:
     """Puts a process into one mode; yields two functions.
 
-    The first returns the context of a turn, the second is called at the end of each step.
+    The first returns the context in which a turn of several steps runs; the second is to be called
+    at the end of each step.
 
     ``mode`` is "plain", "torch.profiler", or a mode of commprof: "always-on", "full", "full,
     attached", or "full, hook". "full, hook" has the mean all-reduce inside commprof's hook, in

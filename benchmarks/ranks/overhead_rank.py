@@ -51,7 +51,7 @@ _USER_ONLY = 1 << 5 | 1 << 6  # exclude_kernel, exclude_hv
 
 
 def collectives(rounds: int, backend: str = "fake") -> dict[str, dict[str, list[float]]]:
-    """Returns microseconds per call of a backend by mode and round."""
+    """Returns, by mode and round, how many microseconds one collective takes on a backend."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if backend == "fake":
@@ -132,8 +132,8 @@ def random_holes() -> list[bytearray]:
     """Makes holes of random size in this process's memory; returns the memory between the holes.
 
     Without the holes, all forks of a process would have equal layouts, and a mode's own allocations
-    would always shift its tensors by the same amount. A plain process with other holes took 1.7 %
-    longer.
+    would always shift its tensors by the same amount. The layout alone can change times: of two
+    processes in mode "plain" with different holes, one took 1.7 % longer.
     """
     order = random.Random(os.getpid())
     kept = [bytearray(64 * order.randrange(1, 2000)) for _ in range(400)]
@@ -178,7 +178,7 @@ def counted(asked: dict[str, Any]) -> None:
 def turn(
     step: Callable[[], None], steps: int, instructions: Callable[[], int] | None
 ) -> dict[str, Any]:
-    """Runs steps; returns the time per step in ms by clock, and wall and CPU time of each step."""
+    """Runs steps; returns ms per step by each clock, instructions, and the ns of every step."""
     before = instructions() if instructions else 0
     process_ns, thread_ns = time.process_time_ns(), time.thread_time_ns()
     each = []

@@ -59,9 +59,11 @@ JOBS = 100
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("truth", "speed"))
-    parser.add_argument("--jobs", type=int, default=100, help="of each kind (default: 100)")
-    parser.add_argument("--first-seed", type=int, default=0, help="of the drawn jobs (default: 0)")
-    parser.add_argument("--minutes", type=float, default=60, help="start no job after that")
+    parser.add_argument("--jobs", type=int, default=100, help="jobs of each kind (default: 100)")
+    parser.add_argument(
+        "--first-seed", type=int, default=0, help="seed of the first job (default: 0)"
+    )
+    parser.add_argument("--minutes", type=float, default=60, help="start no job after this time")
     parser.add_argument(
         "--millions", type=float, default=4.0, help="speed: millions of records (default: 4)"
     )
@@ -134,8 +136,8 @@ def lowest_bandwidth(rows: Sequence[dict[str, Any]]) -> str:
     return (
         f"In {right} of the {len(late)} jobs with a late process, the process with the lowest "
         "bandwidth is a late one. In the other jobs it is one that waits for a late process. In "
-        f"the median of the {len(late)} jobs, the process with the lowest bandwidth waits for "
-        f"{statistics.median(waits):.0%} of its time in operations.\n"
+        f"the median of the {len(late)} jobs, the process with the lowest bandwidth spends "
+        f"{statistics.median(waits):.0%} of its time in operations waiting.\n"
     )
 
 
@@ -147,9 +149,10 @@ def wait_resolution(rows: Sequence[dict[str, Any]]) -> str:
     excess_us = [row["wait_excess_us"] for row in off]
     worst = max(abs(row["wait_excess_us"]) / row["wait_us"] for row in off)
     return (
-        f"In the {len(off)} jobs that lost no record, whose kernels end up to 3 µs apart, waiting "
-        f"of a rank in a call is {min(excess_us):.2f} to {max(excess_us):.2f} µs too long, at "
-        f"most {worst:.2%} of it: where all arrive together, different ends look like waiting.\n"
+        f"In the {len(off)} jobs that lost no record, the kernels of one call end at different "
+        "times, up to 3 µs apart. Where all ranks arrive together, the difference looks like "
+        "waiting: the mean waiting of a rank in a call is found "
+        f"{min(excess_us):.2f} to {max(excess_us):.2f} µs too long, at most {worst:.2%} of it.\n"
     )
 
 
@@ -169,7 +172,7 @@ def _truth(
         if sorted(row["named"]) != sorted(row["late"]):
             print(f"seed {seed}: {row}", flush=True)
     too_little = sum(bool(row.get("too_little")) for row in rows if row["seed"] in seeds)
-    print(f"{too_little} jobs with a late process that is not named: it is late by too little")
+    print(f"jobs with a late process that is late by too little to be named: {too_little}")
     return [row for row in rows if row["seed"] in seeds]
 
 
@@ -335,7 +338,9 @@ def speed_demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
         ]
         if scale > 0.9:
             found.append(
-                at_most("processor time of 37.5 million records (2 cores, 120 s)", cpu_s, 240, " s")
+                at_most(
+                    "processor time for 37.5 million records (2 cores, 120 s)", cpu_s, 240, " s"
+                )
             )
     return found
 

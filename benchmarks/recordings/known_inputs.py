@@ -30,7 +30,7 @@ from benchmarks.judging.demands import Demand, judged, of_all
 
 ROOT = Path(__file__).parents[2]
 _LONGEST_S = 400
-#: Width of the two columns with commprof's answer and with the right answer.
+#: Width of each of two columns: commprof's answer, and the right answer.
 _WIDE = 60
 
 
@@ -47,7 +47,7 @@ class Known:
     right: str
     #: Pattern of the right answer, or a function that accepts it.
     shown: str | Callable[[str], bool]
-    #: Pattern that must not be shown; empty if there is none.
+    #: Pattern that commprof's output must not contain; empty if there is none.
     never: str = ""
     #: Pattern of the text that is printed as commprof's answer; if empty, ``shown`` is used.
     answer: str = ""
@@ -104,7 +104,7 @@ def fitted(path: str, ranks: int, rate: str, alpha: str = r"[\d.]+") -> Known:
 
 
 def late_phase(ranks: int, late_ms: float) -> Known:
-    """Returns the entry of a schedule in which rank N / 3 is late in forward."""
+    """Returns the entry of a simulated run in which rank ``ranks // 3`` is late in forward."""
     make = f"{{python}} {{input}} {{out}}/run {ranks} 40 --late-ms {late_ms:g} > {{out}}/made"
     return Known(
         "late_phase/make.py",
@@ -121,7 +121,7 @@ KNOWN = (
     Known(
         "f01_copy_engine",
         REPORT + " --format json",
-        "24 collectives, 2 a step of 50 ms: one for three kernels",
+        "24 collectives, 2 per step of 50 ms: three kernels are one collective",
         lambda text: (
             at_path("runs.0.aggregated_metrics.device_collectives", 24)(text)
             and at_path("runs.0.aggregated_metrics.step_median_ms", 50.0)(text)
@@ -146,7 +146,7 @@ KNOWN = (
     Known(
         "f04_hccl",
         REPORT,
-        "30 of 50 ms in all_to_all, the first 0.8 within the issuing call",
+        "30 of 50 ms exposed in all_to_all, the first 0.8 in the call itself",
         r"Exposed communication: (?:29\.[2-9]|30(?:\.[01])?) ms, (?:5[89]|60)\.\d% of the step",
         never=f"{NO_CHANGE}|Exposed communication: none",
         answer=r"Exposed communication: [^!]*?%",
@@ -176,7 +176,7 @@ KNOWN = (
     Known(
         "f11_range_without_kernel",
         REPORT,
-        "six ranges of c10d, no kernels",
+        "six ranges of c10d, no kernels of communication",
         "c10d called collectives, but no kernel of communication was recorded",
         never="no range of c10d",
         answer=r"What bounds it [^.]*|no range of c10d",
@@ -204,7 +204,7 @@ KNOWN = (
     Known(
         "nccl/cycles.log",
         "{commprof} compare {input} {input}",
-        "5 rounds; says how many rounds would tell",
+        "5 rounds are too few to compare; says how many are enough",
         r"With 5 rounds and 20 rows .* -N 8 or more",
         answer=r"With [^;]*rows",
     ),
@@ -227,7 +227,7 @@ KNOWN = (
     Known(
         "t04_ddp_every_pass.py",
         RUN + " {input}",
-        "all four passes of a step exchange: no_sync() for three of them",
+        "all four passes of a step exchange gradients: use no_sync() in three",
         r"no_sync",
         answer=r"Next: [^.]*",
         job=True,
@@ -236,7 +236,7 @@ KNOWN = (
     Known(
         "t10_scalar_metrics.py",
         RUN + " {input}",
-        "20 scalar calls a step outside of backward: gather them",
+        "20 scalar calls per step outside of backward: join them in one",
         r"t10_scalar_metrics\.py:\d+",
         never="larger buckets|bucket-cap",
         answer=r"Next: [^.]*",
@@ -255,7 +255,7 @@ KNOWN = (
     Known(
         "libs/f4_no_exchange.py",
         RUN + " {input}",
-        "two ranks train apart",
+        "two ranks train alone, without exchanging gradients",
         r"(?i)no exchange|exchange[sd]? (?:no|nothing)|train(?:s|ed)? (?:alone|apart|separate)",
         never=NO_CHANGE,
         answer=r"Next: [^.]*|At 2 ranks[^.]*",
@@ -282,7 +282,7 @@ KNOWN = (
     Known(
         "libs/f8_tiny_calls.py",
         RUN + " {input}",
-        "five all_gathers of 8 B a step: no compression",
+        "five all_gathers of 8 B per step: compression is not advised",
         r"5 all_gather calls per step \(8 bytes",
         never="--trial|--hook|larger buckets",
         answer=r"Next: [^.]*",
@@ -291,7 +291,7 @@ KNOWN = (
     Known(
         "libs/f9_ignored_parameters.py",
         RUN + " --hook fp16 {input}",
-        "trains on under the hook",
+        "training continues under the hook",
         r"rank 0 trained.*rank 1 trained|rank 1 trained.*rank 0 trained",
         never="CommprofError",
         answer=r"rank \d trained|CommprofError[^.]*",
@@ -309,7 +309,7 @@ KNOWN = (
     Known(
         "libs/f1_group_without_init.py",
         "export STORE={out}/store; " + RUN + " {input}",
-        "ran to its end; one all_reduce of 2.11 MB a step",
+        "ran to its end; one all_reduce of 2.11 MB per step",
         r"all_reduce of 2\.11 MB",
         never="did not run to its end|no trace|records nothing",
         answer=r"[^.]*did not run to its end|At 2 ranks[^.]*",
@@ -335,7 +335,7 @@ KNOWN = (
     Known(
         "torch/F1.sh",
         "V={environment} bash {input}",
-        "on a host at rest: exposed as in commprof's own recording, within 1 %",
+        "on an idle host: exposed share within 1 % of commprof's recording",
         pairs_agree,
         answer=r"Exposed communication: [^;!]*",
         job=True,
@@ -378,7 +378,7 @@ KNOWN = (
     Known(
         "torch/F7.sh",
         "V={environment} V215={newer} bash {input}",
-        "nothing is known to be pending (torch 2.15)",
+        "no rank is blamed: no call is known to be pending (torch 2.15)",
         r"\S",
         never="hangs because of rank|is stuck",
         answer=r"The job hangs[^.]*|All ranks[^.]*",

@@ -80,7 +80,7 @@ class TracedJob:
 
 
 def write_traces(folder: Path, job: TracedJob) -> int:
-    """Writes a trace for each rank; returns their bytes.
+    """Writes a trace for each rank; returns their size in bytes.
 
     The clocks of the ranks differ by milliseconds. All-reduces end together; their begins differ.
     """
@@ -161,10 +161,10 @@ def _launched(
 
 
 def write_dumps(folder: Path, ranks: int, entries: int) -> int:
-    """Writes a Flight Recorder dump for each rank of a job that rank 1 hangs; returns their bytes.
+    """Writes a Flight Recorder dump for each rank of a hanging job; returns their size in bytes.
 
-    Collectives of the group of all ranks and of groups of 8 alternate. Rank 1 has not issued the
-    last collective.
+    Collectives of the group of all ranks and of groups of 8 alternate. The job hangs because rank 1
+    has not issued the last collective.
     """
     folder.mkdir()
     size_bytes = 0

@@ -3,8 +3,9 @@
     PYTHONPATH=. python benchmarks/recordings/same_reports.py OTHER_CHECKOUT RECORDING...
 
 This checkout and the other checkout report each recording in turns, with `--format json`, or with
-`--all` if the recording has no steps. A folder stands for all recordings in it. The exit code is 1
-if a report differs. A CPU time is the least of all turns, and includes the start of Python.
+`--format table` if that fails. A folder is one recording; with `--inside`, each file in it is one.
+The exit code is 1 if a report differs. A CPU time is the least of all turns, and includes the start
+of Python.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("other", type=Path, help="the other checkout, with its modules built")
     parser.add_argument("recordings", type=Path, nargs="+")
-    parser.add_argument("--turns", type=int, default=1, help="runs of each (default: 1)")
+    parser.add_argument("--turns", type=int, default=1, help="runs of each report (default: 1)")
     parser.add_argument(
         "--inside", action="store_true", help="report each file in the given folders"
     )

@@ -1,11 +1,11 @@
-"""Measures processor time and memory of reports of many ranks that other tools recorded.
+"""Measures processor time and memory of reports on other tools' recordings of many ranks.
 
     PYTHONPATH=. python benchmarks/recordings/speed.py [--inputs small large dumps trace ...]
         [--trace rank0_of_16xA100.json.gz] [--old CHECKOUT] [--turns 2] [--results FILE]
 
-Each input is reported with ``--format json``, or as text if it is of dumps, by a process of its
-own; with ``--old``, in turns with another checkout (``same_reports.py`` compares the reports of two
-checkouts). Medians over the turns are printed.
+A process of its own reports each input, with ``--format json``, or as text if the input is a folder
+of dumps. With ``--old``, this checkout and another take turns (``same_reports.py`` compares the
+reports of two checkouts). Medians over the turns are printed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Input:
     """A recording, and the most CPU time and memory that its report may take."""
 
     what: str
-    #: Writes the recording at a path; returns its bytes.
+    #: Writes the recording at a path; returns its size in bytes.
     write: Callable[[Path], int]
     cpu_s: float
     memory_mb: float
@@ -108,7 +108,7 @@ def demands(figures: dict[str, Any]) -> list[Demand]:
             found.append(at_most(f"{one.what}: memory", new["memory_mb"], one.memory_mb, " MB"))
     if {"dumps", _DUMPS_OF_MORE} <= figures.keys():
         growth = figures[_DUMPS_OF_MORE]["new"]["cpu_s"] / figures["dumps"]["new"]["cpu_s"] / 4
-        what = "CPU time per Flight Recorder dump: 4,096 dumps / 1,024 dumps"
+        what = "CPU time per Flight Recorder dump: with 4,096 dumps / with 1,024"
         found.append(at_most(what, growth, _MOST_GROWTH))
     return found
 

@@ -51,7 +51,7 @@ def main() -> int:
     dump.add_argument(
         "--most-ranks", type=int, default=64, help="larger schedules get this many ranks"
     )
-    dump.add_argument("--folder", type=Path, action="append", default=[], help="runs, recordings")
+    dump.add_argument("--folder", type=Path, action="append", default=[], help="a run or recording")
     compare = actions.add_parser("compare")
     compare.add_argument("before", type=Path)
     compare.add_argument("after", type=Path)

@@ -86,7 +86,7 @@ class SimulatedHost:
 
     @property
     def named(self) -> int:
-        """Returns the rank that came last to each of the newest collectives; -1 if ranks differ."""
+        """The rank that came last to all of the newest collectives; -1 if there is no such rank."""
         same = len(self.newest_last) == IN_A_ROW and len(set(self.newest_last)) == 1
         return self.newest_last[0] if same else -1
 

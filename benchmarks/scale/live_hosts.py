@@ -1,9 +1,9 @@
 """Measures the monitor of the first host of a job in always-on mode: CPU time and bytes per look.
 
-Simulated hosts of 8 ranks write the same files as real hosts: before each look every rank replaces
-its summary in its trace, which has the size of a real summary, and every host replaces the host's
-summary. Each monitor is a process of its own that looks when it is told to; the processor time of a
-look, and the bytes read, are those of this process. With ``--before`` a second monitor, of another
+Simulated hosts of 8 ranks write the same files as real hosts. Before each look, every rank replaces
+the summary in its trace by another of realistic size, and every host replaces the host's summary.
+Each monitor is a process of its own that looks when it is told to; the processor time of a look,
+and the bytes read, are those of this process. With ``--before`` a second monitor, of another
 version of commprof, looks in turns with the first.
 
     python benchmarks/scale/live_hosts.py [--hosts 16,128] [--looks 5] [--before CHECKOUT] [-o FILE]

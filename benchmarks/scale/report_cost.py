@@ -108,7 +108,7 @@ ROWS = {
         300,
     ),
     "page 256": Row(
-        "page of 256 ranks with 20 steps of 25 buckets",
+        "HTML page of 256 ranks with 20 steps of 25 buckets",
         256,
         20,
         ("report", "--format", "html", "--force"),

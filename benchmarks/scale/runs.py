@@ -91,7 +91,7 @@ def write_run(
     late_ms: float = 4.0,
     seed: int = 1,
 ) -> int:
-    """Writes the traces of a job into a new folder; returns their bytes."""
+    """Writes the traces of a job into a new folder; returns their size in bytes."""
     folder.mkdir(parents=True)
     times, total = drawn(ranks, steps, calls, late_ms, seed), 0
     for rank in range(ranks):

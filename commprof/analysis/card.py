@@ -137,8 +137,8 @@ class CardNextStep(FieldGroup):
     command: str
     #: Command that prints the full report.
     all_command: str
-    #: Name in the catalogue of the cause that ``advice`` is about, and the lines of code that mend
-    #: this cause; empty for other advice.
+    #: Catalogue id of the cause that ``advice`` is about, and the lines of code that mend it; both
+    #: are empty for other advice.
     cause: str = ""
     fix: str = ""
 
@@ -280,8 +280,8 @@ def _incident(incidents: Sequence[Incidents], several_sizes: bool) -> tuple[str,
         if of_size.last_wait is not None:
             sentence = of_size.last_wait.sentence
             return f"{size}{sentence[:1].upper()}{sentence[1:]}.", (
-                "Run it again with --watchdog auto, which shows the stacks of the ranks that are "
-                "waited for; the last steps are in:"
+                "Run the job again with --watchdog auto, which shows the stacks of the ranks that "
+                "are waited for. This report shows the last steps:"
             )
     return "", ""
 
@@ -361,7 +361,7 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
     if captured_in_python(result.context):
         yield PYTHON_BRIEF
     if not world.evidence.steps_marked:
-        yield "No step is marked: each repetition counts as a step, but may be a part of one."
+        yield "No step is marked: each repetition of the calls is a step, or part of one."
     yield from _told(told, "few_steps")
 
 

@@ -22,7 +22,7 @@ def _rule(facts: Facts) -> Sighting | None:
     for position in range(len(facts.ranks)):
         begin, _ = facts.noted_ns(position, _NOTED)
         if not len(begin):
-            continue  # the usual case: reading the rank's calls, which takes long, is spared
+            continue  # the usual case: do not read the rank's calls, because that takes long
         calls = facts.ranks[position]
         steps = np.unique(row_containing(calls.begin_ns, calls.end_ns, begin))
         if len(steps) >= _USUAL * min(facts.steps, _MOST_NOTED):

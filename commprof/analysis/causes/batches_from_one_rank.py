@@ -70,7 +70,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _is_of_weights(facts: Facts, step_bytes: float) -> bool:
-    """True if the calls broadcast weights: they follow an update and have the weights' size."""
+    """True if the calls send as many bytes as the weights have, and so do not send batches."""
     trained = trained_by(facts.first.trace.metadata)
     if trained is None:
         return False

@@ -47,7 +47,7 @@ class DataPasses:
 
     @property
     def training(self) -> DataPasses:
-        """The passes that train: a backward pass follows on most batches, or on groups of them."""
+        """The passes that train: at least two backward passes, at least one per four batches."""
         is_training = (self.backward >= 2) & (self.backward * _MOST_MICRO >= self.batches)
         return self.chosen(np.flatnonzero(is_training))
 
@@ -55,7 +55,7 @@ class DataPasses:
     def evaluating(self) -> DataPasses:
         """The passes with a forward pass on most batches, and without backward passes.
 
-        Without a forward pass, a script may load its data, to train on them later.
+        If there is no forward pass either, the script may only load data to train on later.
         """
         has_forward = 2 * self.forward > self.batches
         return self.chosen(np.flatnonzero(has_forward & (self.backward == 0)))

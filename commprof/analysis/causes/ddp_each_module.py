@@ -78,10 +78,10 @@ CAUSE = CatalogueCause(
     ),
     why=(
         "A bucket joins gradients of one DDP model only. If each layer, or each part of a model, "
-        "is wrapped for itself, every one of them makes a small bucket, and every bucket pays the "
-        "latency of an all-reduce. Each model also has its own search for unused parameters and "
-        "its own broadcasts of buffers. Models that have passes of their own, as in a GAN, do not "
-        "count."
+        "has a wrapper of its own, every one of them makes a small bucket, and every bucket pays "
+        "the latency of an all-reduce. Each model also has its own search for unused parameters "
+        "and its own broadcasts of buffers. Models that have passes of their own, as in a GAN, do "
+        "not count."
     ),
     gain_note=(
         "The steps are replayed with buckets of the default size, whose time is computed from the "

@@ -34,8 +34,8 @@ def _needless(calls: RankCalls, copies: bool) -> tuple[Mask, Ints, Ints]:
     """Calls of the passes that are not the last before an update, and these passes' final waits.
 
     If DDP ``copies`` gradients out of the buckets at the end of a pass, it has copied as many
-    bytes into the buckets before. So each final wait counts from earlier, by the time that the
-    copies out of the buckets take.
+    bytes into the buckets before. These copies are assumed to take as long as those out of the
+    buckets; so that they are removed too, each final wait begins earlier by this time.
     """
     phases, table = columns.phases(calls.trace), calls.table
     final = columns.finalizations(calls.trace)
@@ -98,8 +98,9 @@ CAUSE = CatalogueCause(
     looks_like=(
         "Before each update, at least two backward passes end with an exchange of DDP's buckets; "
         "there are more such passes than DDP models, and the last pass before the update is one "
-        "of them. Nine of ten updates have the same number of such passes, or fewer at the end of "
-        "an epoch. Nine of ten such passes exchange the same number of bytes. The training thread "
+        "of them. At least nine of ten updates follow the same number of such passes; at the end "
+        "of an epoch there may be fewer. At least nine of ten such passes exchange the same number "
+        "of bytes. The training thread "
         f"waits in all but the last of these exchanges for at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(

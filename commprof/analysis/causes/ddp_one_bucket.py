@@ -72,7 +72,8 @@ CAUSE = CatalogueCause(
     why=(
         "A bucket is sent when its last gradient is ready. If one bucket holds nearly all "
         "gradients, it is ready when backward is over, and nothing is computed while it is sent. "
-        "Large buckets spare latency, but a bucket of 25 MiB takes long enough on most networks."
+        "Large buckets spare latency, but on most networks a bucket of 25 MiB already takes much "
+        "longer to transfer than to start."
     ),
     gain_note=(
         "Not predicted, because it is not recorded when each gradient in the bucket was ready. The "

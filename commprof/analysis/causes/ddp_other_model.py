@@ -228,10 +228,10 @@ CAUSE = CatalogueCause(
         "The updates of several DDP models follow one another in a cycle. In at least "
         f"{_USUAL:.0%} of the steps, a pass exchanges the gradients of a model, then another model "
         "is updated, and then a second pass exchanges the gradients of the first one before its "
-        "update. The script sets these gradients to None in between, as `zero_grad()` does, "
-        "because gradients that are kept may add up. Passes are told apart by their bytes. The "
-        "training thread waits in such passes for at least "
-        f"{WORTH_NAMING:.0%} of the step."
+        "update. The script sets these gradients to None in between, as `zero_grad()` does; if "
+        "it keeps them, the rule names nothing, because the gradients of both passes may add up. "
+        "Passes are told apart by their bytes. The training thread waits in such passes for at "
+        f"least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "The generator of a GAN learns through the discriminator, so that its backward pass also "

@@ -208,9 +208,9 @@ def test_ddp_over_shared_memory_is_judged_against_gloo() -> None:
     figures["25M 2"] = times(16.1)
     figures["transformer 4"] = times(9.9)  # faster than without communication
     assert missed(shared_memory.ddp_demands(figures)) == [
-        "DDP, 25M 2 ranks: communication time, gloo / ours",
-        "DDP, 25M 2 ranks: step time, gloo / ours (-0.6% shorter)",
-        "DDP, 25M 4 ranks: communication time, gloo / ours",
+        "DDP, model 25M, 2 ranks: communication time, gloo / ours",
+        "DDP, model 25M, 2 ranks: step time, gloo / ours (-0.6% shorter)",
+        "DDP, model 25M, 4 ranks: communication time, gloo / ours",
     ]
 
 

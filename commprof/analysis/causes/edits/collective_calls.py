@@ -137,7 +137,7 @@ def _is_read_later(site: Site, loop: ast.For) -> bool:
 
 
 def joined_in_one(script: Script, line: str, op: str) -> str:
-    """Replaces a loop's calls of an operation that works in place by one call."""
+    """Replaces a loop's calls by one call, for an operation that changes its tensor in place."""
     site = script.at(line, (op,))
     if site is None or site.loop is None or not site.is_whole or not site.call.args:
         return ""
@@ -266,7 +266,7 @@ def issued_at_once(script: Script, line: str, names: tuple[str, ...]) -> str:
 
 
 def moved_to_device(script: Script, line: str) -> str:
-    """Adds a line before a call that moves the call's tensor to the GPU.
+    """Adds, before a call, a line that moves the call's tensor to the GPU.
 
     Empty unless the same function made the tensor by a call: else other names may refer to it.
     """
