@@ -9,12 +9,12 @@ from commprof.analysis.causes.data_passes import DataPasses, data_passes
 from commprof.analysis.causes.edits.script import Script
 from commprof.analysis.causes.facts import Facts
 
-#: Least number of training passes in the same order.
+#: Least number of training passes over the data in the same order.
 _LEAST = 3
 
 
 def _repeated(passes: DataPasses) -> tuple[int, int]:
-    """Largest number of shuffled training passes in the same order, and number of all of them.
+    """Numbers of shuffled training passes over the data: the most in one order, and all.
 
     Passes have the same order if their seed and epoch are equal and either they share a sampler or
     their first batches are equal: a script may make its loader and sampler anew in each epoch.

@@ -27,7 +27,7 @@ _LEAST = 2
 
 
 def _shared_passes(facts: Facts) -> list[DataPasses]:
-    """By rank, the measured passes that evaluate and read the same batches on all ranks."""
+    """By rank, the measured passes of an evaluation that read the same batches on all ranks."""
     evaluated = [of_rank.evaluating for of_rank in data_passes(facts)]
     if not evaluated or len({len(of_rank.checksum) for of_rank in evaluated}) > 1:
         return []
@@ -100,7 +100,7 @@ CAUSE = CatalogueCause(
         f"In at least {_LEAST} passes over a DataLoader, during which DDP's forward pass begins "
         "for most batches and no backward pass begins, the content of the first 4 batches is the "
         "same on all ranks, and differs from batch to batch. Passes do not count if a part of a "
-        "batch cannot be compared (because it is on a device, say), or if the batches are of "
+        "batch cannot be compared (because it is on a device, say), or if the batches consist of "
         "indices. An evaluation that calls `YOUR_MODEL.module` does not count either, because its "
         "forward passes are not recorded. DDP exchanges gradients over all ranks, and no "
         "other calls divide a batch among ranks. A script in which each rank takes its part of a "

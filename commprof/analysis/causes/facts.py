@@ -43,9 +43,10 @@ _MOST_LINES = 3
 
 @dataclass(frozen=True)
 class RankCalls:
-    """The collectives of one rank, one row per row of its table; times are in ns.
+    """The collectives of one rank; times are in ns.
 
-    The masks and columns are about the rank's whole recording: ``step`` tells the measured part.
+    Masks and columns have one element per row of ``table``, which holds the rank's whole recording:
+    ``step`` tells which rows are measured.
     """
 
     rank: int
@@ -169,12 +170,13 @@ class RankCalls:
         return float((until - self.table.issue_ns[mask]).sum())
 
     def line(self, mask: Mask) -> str:
-        """Line of code that issued most of these calls, or of other calls of their kind.
+        """Line of code that issued most calls of the commonest kind among these calls.
 
         Empty if unknown.
 
-        Stacks may be recorded in some steps only. So the line may be that of any call of the same
-        operation, group and size.
+        A kind is operation, group and size. Stacks may be recorded in some steps only, so the line
+        may be that of a call outside of the mask. If no call of the kind has a stack, calls of any
+        size count.
         """
         stacks = self.trace.stacks
         if not stacks or not mask.any():
@@ -499,9 +501,9 @@ def _calls(rank: int, trace: Trace, table: Collectives, measured: Ints) -> RankC
 def _found_done(table: Collectives, size_bytes: Ints, wait_end_ns: Ints) -> Mask:
     """True for calls that were done when the training thread came to wait for them.
 
-    A wait of less than a microsecond leaves no record. So these are calls without a recorded wait
-    that ended before the next call was issued, and of whose kind (operation, group and size) most
-    calls have a wait that ended before the next call. ``wait_end_ns``: 0 for calls without a wait.
+    A wait of less than a microsecond leaves no record. So a call counts if it has no recorded wait,
+    if it ended before the next call was issued, and if most calls of its kind (operation, group and
+    size) have a wait that ended before the next call. ``wait_end_ns``: 0 for calls without a wait.
     """
     follows = np.append(table.issue_ns[1:], _NO_TIME)
     is_waited = wait_end_ns > 0

@@ -33,8 +33,9 @@ def _rule(facts: Facts) -> Sighting | None:
 def _has_all_steps(trace: Trace) -> bool:
     """True if the rank came to its regular end and its recording is not known to lack steps.
 
-    A recording of another profiler holds only the steps of a window. A recording whose mode changed
-    holds only the steps of some modes. Their number of steps does not tell the rank's batches.
+    Another profiler records only the steps of a window. If capture changed its mode, the records
+    cover only the steps of some modes. In both cases, the number of recorded steps does not tell
+    how many batches the rank had.
     """
     is_whole = trace.complete and not trace.dropped and not trace.is_foreign
     is_one_mode = trace.summary is None and "capture_state" not in trace.metadata

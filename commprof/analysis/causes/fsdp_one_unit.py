@@ -21,7 +21,7 @@ _LEAST_BYTES = 2**20
 #: On CPUs FSDP gathers in the training thread, so that nothing is hidden.
 _ON_CPU = " This job runs on CPUs, where more units save memory but may lengthen the step."
 #: Code that finds the repeated blocks of a model, whatever their names: the members of the module
-#: list that has the most parameters; if several lists have as many, of the outermost.
+#: list that has the most parameters. If several lists have equally many, the outermost is taken.
 BLOCKS = (
     "lists = (torch.nn.ModuleList, torch.nn.Sequential)\n"
     "found = [m for m in YOUR_MODEL.modules() if isinstance(m, lists)]\n"

@@ -61,7 +61,9 @@ def _apart(facts: Facts) -> Interval | None:
 
 
 def _same_kind(before: Ints, is_scatter: Mask) -> Ints:
-    """Returns for each call the last earlier call of the same kind, scatter or not; -1 for none.
+    """Returns, for each call, the last call before it in its group that is of the same kind.
+
+    Scatters are one kind, all other calls are the other; -1 if there is no such call.
 
     ``before``: for each call, the row of the call before it in its group; -1 if there is none.
     """

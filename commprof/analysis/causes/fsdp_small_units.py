@@ -17,7 +17,7 @@ from commprof.units import ns_to_ms
 _LEAST = 8
 #: Largest mean size of these units' all-gathers.
 _MEAN_BYTES = 2**18
-#: Number of units into which the fix joins modules that are sharded one by one.
+#: The fix joins modules that are sharded one by one into about this many units.
 _UNITS = 4
 #: Least exposed time of the sharded collectives, as a fraction of the step.
 _EXPOSED = 0.1

@@ -41,7 +41,7 @@ class Removed:
         """Removes the masked calls, and the thread's work from issue until the thread went on.
 
         ``of_loop``: True if the fix also removes what a loop does between one of these calls and
-        the next, without another call or phase between them.
+        the next. This counts only if no other call and no phase is between the two.
         """
         rows = np.flatnonzero(mask & (calls.wait_end_ns > 0))
         begin, end = calls.table.issue_ns[rows], calls.wait_end_ns[rows]
@@ -57,9 +57,10 @@ class Removed:
     def with_noted(cls, calls: RankCalls, mask: Mask, noted: tuple[Ints, Ints]) -> Removed | None:
         """Removes the masked calls, and the noted work around them, such as copies of FSDP.
 
-        Capture notes only a limited number of such intervals. For calls after these, the work
-        before the issue and the work after the end are assumed to take their median times. None if
-        no masked call lies in a noted interval.
+        Capture notes the intervals of such work, but only a limited number of them. Around calls
+        outside of all noted intervals, the work before the issue and the work after the end are
+        assumed to take the median times of those inside. None if no masked call lies in a noted
+        interval.
 
         ``noted``: begins and ends of the intervals, as ``Facts.noted_ns`` returns them.
         """
@@ -88,7 +89,7 @@ def saving_without(
     the next call. The call's helper threads no longer take a core from the training thread.
 
     Args:
-        facts: the world size.
+        facts: facts about the world size.
         removed: one entry per rank of ``facts``.
         transfer_ns: per rank, the new transfer time of each remaining call that changes; NaN for
             other calls. None if no call changes.

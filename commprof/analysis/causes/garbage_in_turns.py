@@ -24,8 +24,8 @@ def _rule(facts: Facts) -> Sighting | None:
     number = sum(len(begin) for begin, _ in spans)
     if facts.share(collected_ns) < WORTH_NAMING / 2 or number < 2:
         return None
-    if max(len(begin) for begin, _ in spans) < 2:  # once: the job's start has left garbage
-        return None
+    if max(len(begin) for begin, _ in spans) < 2:
+        return None  # a single collection may only remove what the job's start has left
     removed = [
         Removed(np.zeros(len(calls.table), dtype=bool), *times)
         for calls, times in zip(facts.ranks, spans, strict=True)

@@ -87,9 +87,9 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        f"At least {_LEAST} process groups, and one in every {1 / _PER_STEP:g} steps, are used in "
-        "one step only. The time from the last phase or wait to each group's first call is at "
-        f"least {_SHARE:.0%} of the step."
+        f"At least {_LEAST} process groups, and on average at least one per {1 / _PER_STEP:g} "
+        "steps, are each used in one step only. The time from the last phase or wait to each "
+        f"group's first call is at least {_SHARE:.0%} of the step."
     ),
     why=(
         "`new_group` makes all ranks meet, exchange addresses and connect, and NCCL allocates "

@@ -21,14 +21,14 @@ _LEAST = 5
 #: These are at least this fraction of the steps up to the last noted pass. A script that takes a
 #: batch of validation data in this way now and then has fewer.
 _MOSTLY = 0.9
-#: Keys in the metadata of the times at which a DataLoader starts and stops its workers, which it
-#: does for each pass.
+#: Metadata keys of the times at which a DataLoader starts and stops its workers, which it does for
+#: each pass.
 _WORKERS = ("loader_worker_starts", "loader_worker_stops")
 
 
 @dataclass(frozen=True)
 class _Begun:
-    """The passes of one rank that were left after their first batch, though they have more."""
+    """Passes over DataLoaders that one rank ended after the first batch, though they have more."""
 
     #: Checksums of the batches; 0 if a batch was not compared.
     checksum: Ints
@@ -38,7 +38,7 @@ class _Begun:
     fraction: float
     #: Number of such steps.
     steps: int
-    #: Time until the batches came, and for starting and ending workers.
+    #: Time until the first batches came, plus the time for starting and ending workers.
     taken_ns: float
     #: Time from the phase before to the phase after each pass, in which its iterator is made and
     #: deleted; the script may do other work in it.
@@ -122,7 +122,7 @@ CAUSE = CatalogueCause(
         "batches = iter(YOUR_LOADER)  # once, before the loop\n"
         "for step in range(YOUR_STEPS):\n"
         "    batch = next(batches, None)\n"
-        "    if batch is None:  # the pass is over: sampler.set_epoch, and again\n"
+        "    if batch is None:  # the pass is over: sampler.set_epoch, then a new pass\n"
         "        batches = iter(YOUR_LOADER)\n"
         "        batch = next(batches)\n"
         "    YOUR_STEP(YOUR_MODEL, batch)"

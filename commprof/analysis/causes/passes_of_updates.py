@@ -36,7 +36,7 @@ def pass_numbers(calls: RankCalls) -> tuple[Ints, Ints]:
 
 
 def lines_of_passes(calls: RankCalls) -> tuple[set[str], set[str]]:
-    """Call paths from which forward gathers: in the first passes of updates, and in later passes.
+    """Call paths of forward's gathers: those in the first passes of updates, and in later passes.
 
     A call path is the lines of the script in a stack, the caller's first. Stacks are recorded in
     the first steps only, so calls outside of the measured steps count too. Empty without stacks.

@@ -296,9 +296,9 @@ CAUSE = CatalogueCause(
         "pickling and unpickling. If it replaces a pickle of at most "
         f"{_NUMBERS_BYTES // 2**10} KiB by a tensor, the steps are replayed with one call with a "
         "tensor in place of both calls of each object. Work of the script that makes or uses the "
-        "objects cannot be told apart from its other work. It stays in the replay, although steps "
-        "without an exchange spare it too. Not predicted if pickling was not recorded, as in "
-        "recordings of other tools. The time for writing a checkpoint is not counted: saving "
+        "objects cannot be told apart from its other work. It stays in the replay, although a step "
+        "that exchanges nothing does not need it. Not predicted if pickling was not recorded, as "
+        "in recordings of other tools. The time for writing a checkpoint is not counted: saving "
         "seldom, or in the background, wins more than predicted."
     ),
     fix=(

@@ -146,7 +146,7 @@ def _is_of_model(site: Site) -> bool:
 
 
 def _is_shared(steps: LongSteps, position: int) -> bool:
-    """True if the other ranks have most of the rank's unusual work in the same steps too."""
+    """True if, in its long steps, the rank does less than twice the others' unusual work."""
     extra = steps.extra_ns[:, steps.is_long[position]].sum(axis=2)
     others = np.delete(extra, position, axis=0).mean(axis=0)
     return bool(np.median(others) > _SHARED * np.median(extra[position]))

@@ -135,8 +135,8 @@ def named_causes(
     """Returns the causes that one world size shows: wrong results first, then the largest gains.
 
     Empty for a single rank and without measured steps. Recordings of other tools may lack sizes of
-    calls. If any call of forward or backward lacks its size, or more than a quarter of all calls
-    do, no cause is named that follows from calls.
+    calls. If any call of forward or backward lacks its size, or if more than a quarter of all calls
+    lack theirs, no cause that follows from calls is named.
     """
     if world.world_size < 2 or not world.timing.measured_steps or not world.parts.step_ms > 0:
         return ()

@@ -57,9 +57,9 @@ CAUSE = CatalogueCause(
     ),
     fix=(
         "import os\n\n"
-        "# first of all, or leave the binding to the launcher: mpirun --bind-to none,\n"
-        "# srun --cpu-bind=none, KMP_AFFINITY=disabled; a container or batch job that\n"
-        "# has one core needs more of them\n"
+        "# at the start of the script; or tell the launcher to bind nothing:\n"
+        "# mpirun --bind-to none, srun --cpu-bind=none, KMP_AFFINITY=disabled;\n"
+        "# a container or batch job that has one core needs more of them\n"
         "os.sched_setaffinity(0, range(os.cpu_count()))"
     ),
     source="https://github.com/hpcaitech/FastFold/issues/175",

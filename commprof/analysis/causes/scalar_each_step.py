@@ -89,9 +89,10 @@ CAUSE = CatalogueCause(
     ),
     why=(
         "Local SGD and DiLoCo let each rank make many updates of its own before weights are "
-        "averaged, so that neither the network nor a slow rank holds up each step. A flag, such as "
-        "whether every rank still has data, or a loss for a log, that is exchanged in every step "
-        "makes the ranks meet all the same. Exchange it in the steps that average."
+        "averaged, so that neither the network nor a slow rank holds up each step. If a flag (such "
+        "as whether every rank still has data) or a loss for a log is exchanged in every step, the "
+        "ranks wait for one another in every step all the same. Exchange it in the steps that "
+        "average."
     ),
     fix=(
         "if YOUR_STEP % YOUR_INTERVAL == 0:  # the steps that average weights\n"

@@ -22,7 +22,7 @@ from commprof.trace.schema import ELEMENT_BYTES, OPS, Phase
 
 #: A call of up to this size (64 numbers of float32) takes as long as a call of one byte.
 _SCALAR_BYTES = 256
-#: A call within forward of up to this size holds single numbers; statistics of layers are larger.
+#: A call of up to this size within forward holds single numbers; statistics of layers are larger.
 _NUMBERS_BYTES = 16
 #: Work between the calls of a loss is at most this fraction of the forward passes' own work: layers
 #: do most of a forward pass between their calls.
@@ -127,7 +127,7 @@ def _saving(facts: Facts, rows: list[Bursts], removed: list[Removed]) -> Saving 
 
 
 def _joined_ns(facts: Facts, position: int, series: Bursts) -> Floats:
-    """Returns the assumed transfer time in ns of each call of a rank whose time a fix changes.
+    """Returns the assumed transfer times, in ns, of the calls of one rank after a fix.
 
     A fix replaces each series by one call, in the place of the first. NaN for calls that keep their
     recorded time.

@@ -63,9 +63,9 @@ CAUSE = CatalogueCause(
     ),
     why=(
         "gloo takes the interface to which the host's name resolves, and NCCL the first that "
-        "looks right. That may be the network of the machines' administration, a bridge of "
-        "containers, or Ethernet where InfiniBand has an address of its own. Nothing fails: the "
-        "job is only several times slower."
+        "looks right. That may be the machines' management network, a bridge of containers, or "
+        "Ethernet although InfiniBand has an IP address too. Nothing fails: the job is only "
+        "several times slower."
     ),
     gain_note=(
         "Not predicted, because the idle interface was not measured. The given share is the most "

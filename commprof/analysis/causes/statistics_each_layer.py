@@ -26,12 +26,12 @@ _SYNC = "has_sync_bn"
 #: The calls take at least this fraction of the step.
 _SHARE = 0.05
 #: Statistics of a norm have gradients. So the calls count as a norm's if backward makes at least
-#: ``_LEAST`` of them too, or at least this many for each call of forward. Backward may make fewer:
-#: a model without gradients, such as a teacher, calls in forward only.
+#: ``_LEAST`` such calls too, or at least this fraction of forward's number. Backward may make fewer
+#: than forward: a model without gradients, such as a teacher, calls in forward only.
 _BACK = 0.5
 _WITHOUT_GRADIENT = (
-    " Backward has none of them. If only later steps use these values, as with codebooks, one "
-    "call after backward is enough."
+    " Most of the calls have no counterpart in backward. If only later steps use these values, as "
+    "with codebooks, one call after backward is enough."
 )
 _FIX_OF_BUFFERS = (
     "# what only later steps use (codebooks, running sums, FP8 scales): keep this\n"
@@ -143,9 +143,9 @@ CAUSE = CatalogueCause(
         "forward passes have all-to-alls, as models with layers of experts have."
     ),
     why=(
-        "SyncBatchNorm takes means over the batches of all ranks, for which every layer of it "
-        "waits for one small collective in forward and another in backward: a hundred layers pay "
-        "the latency two hundred times, and meet the slowest rank as often. SyncBatchNorm pays "
+        "SyncBatchNorm takes means over the batches of all ranks. For this, each such layer waits "
+        "for one small collective in forward and another in backward: a hundred layers pay the "
+        "latency two hundred times, and wait for the slowest rank as often. This is worth its time "
         "only where a rank has very few samples, as in detection. Otherwise use BatchNorm, or a "
         "norm that needs no other samples, such as GroupNorm; or convert only the layers that need "
         "it. Sums that only update a layer's buffers, as those of codebooks, can be exchanged for "
@@ -154,9 +154,9 @@ CAUSE = CatalogueCause(
     gain_note=(
         "The steps are replayed without these calls. The result changes: each rank then uses "
         "statistics of its own batch. Another norm may also save compute, which is not counted. If "
-        "backward has no counterparts of the calls, they are replayed with one call of each "
-        "operation and type per step, which is assumed to last as long as the first of the calls "
-        "that it replaces."
+        "backward has no counterparts of the calls, one call of each operation and type stays in "
+        "each replayed step, and is assumed to last as long as the first of the calls that it "
+        "replaces."
     ),
     fix=(
         "# this changes the result: a rank then normalises by its own samples.\n"

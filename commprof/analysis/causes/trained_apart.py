@@ -19,7 +19,7 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         "Ranks compute gradients and update parameters, but the gradients of all parameters, or of "
-        "some, are exchanged by no collective, message or backward pass."
+        "some, are exchanged neither in backward nor by other collectives or messages."
     ),
     why=(
         "If the model is not wrapped, if the script calls the inner model in place of the wrapper, "

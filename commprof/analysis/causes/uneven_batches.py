@@ -112,7 +112,8 @@ CAUSE = CatalogueCause(
         "order = sorted(range(len(lengths)), key=lengths.__getitem__)\n"
         "mine = order[rank : len(order) // ranks * ranks : ranks]  # one of each length\n"
         "batches = list(torch.tensor(mine).split(YOUR_BATCH_SIZE))\n"
-        "# random.Random(epoch).shuffle(batches); batch_sampler=batches of DataLoader"
+        "# in each epoch: random.Random(epoch).shuffle(batches), then a new\n"
+        "# DataLoader(YOUR_DATA, batch_sampler=batches)"
     ),
     source="https://github.com/lightseekorg/TorchSpec/issues/13",
 )

@@ -1,4 +1,4 @@
-"""The parameters of the ranks differ, bit by bit."""
+"""The parameters of some ranks are not bit-identical with those of most ranks."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ CAUSE = CatalogueCause(
         "Averaged gradients keep models equal only if they were equal. DDP sends rank 0's weights "
         "once, when DDP is made. A script must itself keep the models equal if it averages "
         "gradients itself, changes weights after that, or steps an optimizer on some ranks only. "
-        "So must a script that trains what DDP does not average: parameters that were frozen when "
-        "DDP was made (make DDP again), and gradients that a hook of "
-        "`register_post_accumulate_grad_hook` uses, which runs before DDP's exchange. The loss "
+        "So must a script that updates parameters with gradients that DDP has not averaged: those "
+        "of parameters that were frozen when DDP was made (make DDP again), and those that a hook "
+        "of `register_post_accumulate_grad_hook` uses, which runs before DDP's exchange. The loss "
         "still falls on every rank, so nothing shows that the saved model is that of one rank "
         "alone."
     ),

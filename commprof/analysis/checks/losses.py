@@ -46,7 +46,7 @@ class LossTrend:
 
     @property
     def diverged(self) -> bool:
-        """True if no loss is finite from some step on."""
+        """True if no loss is finite from step ``not_finite`` on."""
         return self.not_finite is not None and self.not_finite + self.not_finite_steps == self.steps
 
     @property

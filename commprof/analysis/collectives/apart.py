@@ -157,5 +157,5 @@ def _of_parameters(
         "wrapped model, the inner model was changed after it was wrapped, or parameters were "
         "frozen when it was wrapped and are trained since"
     )
-    advice = "First make DDP when all trained parameters are in the model and unfrozen."
+    advice = "Wrap the model in DDP only when it holds all trained parameters and none is frozen."
     return TrainedApart("parameters", together, outside, f"{said}.", advice)

@@ -63,7 +63,8 @@ DEVICE_STREAMS = 1
 _UNQUEUED = (*POINT_TO_POINT, OPS.index("monitored_barrier"))
 #: Largest number of threads that is accepted from a trace.
 _MOST_THREADS = 1 << 16
-#: For up to this many threads, each thread is computed with array operations over all calls.
+#: With up to this many threads, starts are computed by array operations over all calls, once per
+#: thread; with more, call by call.
 _FEW_THREADS = 32
 _NEVER = np.iinfo(np.int64).max
 
@@ -84,7 +85,8 @@ def start_times(trace: Trace, table: Collectives) -> Ints:
 def all_start_times(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Ints:
     """Returns :func:`start_times` of all ranks, one rank after the other.
 
-    Neighbouring ranks with the same queues and equally many calls in each are computed together.
+    The starts of neighbouring ranks are computed together if the ranks have the same queues and
+    equally many calls in each of them.
     """
     parts, bounds = [], [0]
     for _, row in itertools.groupby(zip(traces, tables, strict=True), _queues_of):
@@ -97,7 +99,10 @@ def all_start_times(traces: Sequence[Trace], tables: Sequence[Collectives]) -> I
 
 
 def _queues_of(rank: tuple[Trace, Collectives]) -> Hashable:
-    """Returns a key: ranks with equal keys are computed together, those on devices one by one."""
+    """Returns a key: the starts of ranks with equal keys may be computed together.
+
+    Each rank on a device has a key of its own.
+    """
     trace, table = rank
     if trace.device_activity is not None or device_collectives(trace):
         return id(trace)
@@ -171,7 +176,7 @@ def _starts_of(trace: Trace, table: Collectives) -> Ints:
 def _starts_in_queue(exact: Mask, issue: Ints, end: Ints, failed: Mask, threads: int) -> Ints:
     """Starts of the calls of queues with this number of threads; 0 if unknown.
 
-    The last axis of each column is the order of a queue.
+    Along the last axis of each column are the calls of one queue, in order.
     """
     earliest = fifo_starts(issue, np.where(exact, end, issue), threads)
     latest = earliest
@@ -211,7 +216,7 @@ def _threads(trace: Trace, group: Group) -> int:
 
 
 def _on_timed_device(trace: Trace, table: Collectives) -> npt.NDArray[np.bool_]:
-    """True for the device collectives of groups in which a device event timed one or more."""
+    """True for device collectives of groups in which a device event timed at least one of them."""
     records = trace.records
     ends = columns.of_kind(records, Kind.END)
     on_device = ends["flags"] & FLAG_DEVICE_TIME != 0
@@ -227,15 +232,15 @@ def fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
     """Start times in a queue that is served in order by a number of threads.
 
     Args:
-        issue_ns: issue of each collective, in the order of the queue. With up to 32 threads, a
-          column may hold several queues; its last axis is then the order of a queue.
+        issue_ns: issue of each collective, in the order of the queue. With up to 32 threads, the
+          array may hold several queues; its last axis then runs along the calls of one queue.
         end_ns: completion of each collective; completions may be in another order.
         threads: at least 1.
     """
     if threads > _FEW_THREADS:
         return _fifo_starts(issue_ns, end_ns, threads)
     # Round k leaves in ``before``, per call, the k-th largest end among the calls before it.
-    # The smaller one of the old and the new end is passed on to the next round.
+    # In ``latest``, each call passes on the smaller of its end and this one to the next round.
     latest = end_ns
     for _ in range(threads):
         before = np.zeros_like(latest)
@@ -409,7 +414,7 @@ def _apart(
     times: _Times,
     chosen: npt.NDArray[np.bool_],
 ) -> tuple[Floats, Floats, Floats]:
-    """Returns three times of the chosen rows in ns: wait, transfer, and transfer of all ranks.
+    """Returns for each chosen row, in ns: its wait, its transfer, and the transfer of all ranks.
 
     NaN if unknown.
 

@@ -65,7 +65,7 @@ def library_of(trace: Trace, table: Collectives, row: int) -> str:
     """Returns what issued a call of a forward pass: DDP, or the library that shards the model.
 
     DDP sends its buffers, and a sharded model gathers its parameters. The frames of the call tell
-    this; without frames, the models that the rank is known to have trained.
+    which of them it was. Without frames, the models that the rank is known to have trained decide.
 
     Returns:
         DDP or SHARDED; empty if the call is of neither, as those of layers that communicate
@@ -102,16 +102,16 @@ def advice(
     library: str,
     told: Collection[int] = (),
 ) -> str:
-    """Returns advice if ranks differ in the passes that issued the call, or in parts of a pass.
+    """Returns advice if the call is of different passes, or of different parts of a model.
 
     Args:
         passes: by rank, the pass that issued its call.
         lines: by rank, the line at which it issued its call, as far as known.
         library: what issued the call in a forward pass, see :func:`library_of`.
-        told: ranks that differ from the others; empty if that cannot be told.
+        told: the ranks that are known to differ from the others; empty if none is known.
 
     Returns:
-        One or two sentences; empty if no such advice holds.
+        One or two sentences; empty if no such advice applies.
     """
     names = {name for name in passes.values() if name}
     if {*passes.values()} == {FORWARD} and library == SHARDED:
@@ -125,11 +125,11 @@ def advice(
     runs += " of the DDP model" if library == DDP and name == FORWARD else ""
     said = f"R{runs[1:]}, but {_at(others, lines)} {'do' if len(others) > 1 else 'does'} not"
     if name == BACKWARD:
-        return f"{said}: {_why(running, others, told)}. Let all ranks decide that together."
+        return f"{said}: {_why(running, others, told)}. Let all ranks make such decisions together."
     if library == DDP:
         return (
-            f"{said}. To evaluate on one rank call model.module; otherwise let all ranks reach the "
-            "same calls."
+            f"{said}. To evaluate on one rank, call model.module; otherwise let all ranks reach "
+            "the same calls."
         )
     if library == SHARDED:
         return (
@@ -143,7 +143,7 @@ def advice(
 
 
 def advice_on_threads(ranks: Sequence[int], others: Sequence[int]) -> str:
-    """Returns advice for a call that, on ``ranks`` only, a thread beside the training issued."""
+    """Returns advice for a call that a thread beside the training thread issued, on some ranks."""
     return (
         f"On {named_ranks(ranks)} a thread beside the training thread issued the call, but not on "
         f"{named_ranks(others)}: calls of several threads in one group have no common order. Give "
@@ -152,12 +152,12 @@ def advice_on_threads(ranks: Sequence[int], others: Sequence[int]) -> str:
 
 
 def _why(running: Sequence[int], others: Sequence[int], told: Collection[int]) -> str:
-    """Says what may have gone wrong on ranks that run a backward pass the others do not run."""
+    """Says what may have gone wrong if some ranks run a backward pass and the others do not."""
     if told and {*told} <= {*running}:
-        who, run = ("they", "run") if len(running) > 1 else ("it", "runs")
-        return f"{who} left out the others' call, or {run} a pass too many"
-    who, whose = ("they", "their") if len(others) > 1 else ("it", "its")
-    return f"{who} made a call of {whose} own, left out a batch, or left a loop early"
+        run = "run" if len(running) > 1 else "runs"
+        return f"{named_ranks(running)} left out the others' call, or {run} a pass too many"
+    own = "their own" if len(others) > 1 else "its own"
+    return f"{named_ranks(others)} made a call of {own}, left out a batch, or left a loop early"
 
 
 def _of_parts(ranks: Iterable[int], lines: Mapping[int, str]) -> str:

@@ -96,7 +96,8 @@ def _no_ddp(traces: Sequence[Trace]) -> str:
     trained = [trained_by(trace.metadata) for trace in traces]
     is_sharded = any(of_rank is None or of_rank.sharded for of_rank in trained)
     if all(map(trained_no_ddp, traces)) and not is_sharded:
-        # finalisations alone show no DDP: passes with the script's own exchange have them too
+        # finalisations do not prove that there is DDP: passes with the script's own exchange have
+        # them too
         return NO_DDP_MODEL
     by_ddp = map(columns.finalizations, traces)  # in most runs, the first rank has some
     buckets = (columns.of_kind(trace.records, Kind.BUCKET) for trace in traces)

@@ -14,7 +14,7 @@ _OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "
 
 
 def with_settings(script: Script, names: tuple[str, ...], **settings: object) -> str:
-    """Repeats the script's only call of a function of these names, with these arguments."""
+    """Gives these keyword arguments to the script's only call of one of these functions."""
     site = script.only(*names)
     return site.source.with_settings(site.call, settings) if site is not None else ""
 

@@ -220,11 +220,11 @@ class Source:
         return f"{self.segment(call.func)}({', '.join(texts)})"
 
     def with_settings(self, call: ast.Call, settings: Mapping[str, object]) -> str:
-        """Repeats a call's statement with other keyword arguments in the call; "" if impossible.
+        """Returns the change that gives a call these keyword arguments; "" if impossible.
 
         Args:
             call: the call.
-            settings: keyword arguments with their values.
+            settings: the keyword arguments with their values; the call's others stay.
         """
         if len(call.args) > _POSITIONAL:
             return ""
@@ -284,7 +284,7 @@ class Site:
 
     @property
     def loop(self) -> ast.For | None:
-        """The innermost loop around the call, in its function."""
+        """The innermost ``for`` loop around the call, in its function."""
         around = self.source.around(self.call)
         return next((node for node in around if isinstance(node, ast.For)), None)
 

@@ -49,8 +49,8 @@ def test_a_rank_that_makes_no_backward_pass_is_told_what_it_left_out() -> None:
     first.collective(2, 20, 30, 4000, 7, dtype=1)  # of a backward pass
     second.collective(2, 20, 30, 4, dtype=1)
     assert remedy(first, second) == (
-        "Rank 0 runs a backward pass, but rank 1 does not: it made a call of its own, left out a "
-        "batch, or left a loop early. Let all ranks decide that together."
+        "Rank 0 runs a backward pass, but rank 1 does not: rank 1 made a call of its own, left out "
+        "a batch, or left a loop early. Let all ranks make such decisions together."
     )
 
 
@@ -209,28 +209,29 @@ def test_lines_and_several_ranks_are_said_in_the_advice() -> None:
     passes = {0: BACKWARD, 1: "", 2: BACKWARD, 3: ""}
     lines = {0: "a.py:1", 2: "a.py:1", 1: "a.py:5", 3: "a.py:6"}
     assert advice(passes, lines, library="") == (
-        "Ranks 0, 2, at a.py:1, run a backward pass, but ranks 1, 3 do not: they made a call of "
-        "their own, left out a batch, or left a loop early. Let all ranks decide that together."
+        "Ranks 0, 2, at a.py:1, run a backward pass, but ranks 1, 3 do not: ranks 1, 3 made a call "
+        "of their own, left out a batch, or left a loop early. Let all ranks make such decisions "
+        "together."
     )
 
 
 @pytest.mark.parametrize(
     ("told", "why"),
     [
-        ([1], "it made a call of its own, left out a batch, or left a loop early"),
-        ([0, 2], "they left out the others' call, or run a pass too many"),
-        ([], "it made a call of its own, left out a batch, or left a loop early"),
+        ([1], "rank 1 made a call of its own, left out a batch, or left a loop early"),
+        ([0, 2], "ranks 0, 2 left out the others' call, or run a pass too many"),
+        ([], "rank 1 made a call of its own, left out a batch, or left a loop early"),
     ],
 )
 def test_the_rank_that_differs_is_told_what_it_did(told: list[int], why: str) -> None:
     passes = {0: BACKWARD, 1: "", 2: BACKWARD}
     assert advice(passes, {}, "", told) == (
-        f"Ranks 0, 2 run a backward pass, but rank 1 does not: {why}. Let all ranks decide that "
-        "together."
+        f"Ranks 0, 2 run a backward pass, but rank 1 does not: {why}. Let all ranks make such "
+        "decisions together."
     )
     assert advice({0: "", 1: BACKWARD, 2: ""}, {}, "", [1]) == (
-        "Rank 1 runs a backward pass, but ranks 0, 2 do not: it left out the others' call, or runs "
-        "a pass too many. Let all ranks decide that together."
+        "Rank 1 runs a backward pass, but ranks 0, 2 do not: rank 1 left out the others' call, or "
+        "runs a pass too many. Let all ranks make such decisions together."
     )
 
 
