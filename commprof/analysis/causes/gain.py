@@ -137,7 +137,7 @@ def _changed(rank: Program, calls: RankCalls, removed: Removed, free: Mask) -> P
 
 
 def _lost(rank: Program, calls: RankCalls, removed: Removed) -> Floats:
-    """Own time in ns that is removed before each event of the program."""
+    """Time of the training thread's own work, in ns, removed up to each event of its program."""
     whole = stretches(removed.begin_ns, removed.end_ns)
     delays = delays_by(calls, removed.calls, removed.bytes_remain).within(gaps(whole))
     lost = np.zeros(len(rank.own_ns))
