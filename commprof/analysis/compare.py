@@ -52,10 +52,11 @@ _Kind: TypeAlias = "tuple[CallKind, int]"
 _MOST_STEPS = 1000
 #: Each run adds at most this many kinds of calls to the comparison.
 _MOST_KINDS = 24
-#: Ranks count as lacking cores if they had none for this fraction of their time outside of waiting.
+#: Ranks count as lacking cores if they had none for at least this fraction of their time outside of
+#: waiting.
 _BUSY = 0.03
-#: Entries of a run's context that are no settings: results, and entries that differ in any two
-#: runs.
+#: Entries of a run's context that are not settings: results, and entries that differ between any
+#: two runs.
 _NO_SETTINGS = {
     *("timestamp", "errors", "description", "world_sizes"),
     *("machine.boot_id", "machine.time_namespace", "machine.pid_namespace"),
@@ -243,7 +244,7 @@ def _world(a: WorldDetail, b: WorldDetail) -> WorldComparison:
         effective_steps=(len(thinned[0]) * share, len(thinned[1]) * share),
         no_core_share=(a.no_core_share, b.no_core_share),
         parts=(parts[0], *where[: len(parts) - 1]),
-        with_cores=_change("step less lack of cores", a.with_cores_ms, b.with_cores_ms),
+        with_cores=_change("step minus time without a core", a.with_cores_ms, b.with_cores_ms),
         collectives=tuple(collectives),
     )
 

@@ -79,7 +79,7 @@ class WorldDetail:
     ranks: tuple[int, ...]
     #: Indices of the measured steps.
     steps: Ints
-    #: By name of the part: ``[rank, step]``; NaN if unknown.
+    #: Time of each of ``PARTS``, by its name, as ``[rank, step]``; NaN if unknown.
     parts_ms: Mapping[str, Floats]
     #: Per step: the slowest rank's wall time.
     slowest_ms: Floats
@@ -169,7 +169,7 @@ def _no_core_share(seen: MeasuredSteps) -> float:
 def _epoch_samples(run: WorldRun) -> float:
     """Returns the number of samples of the first epoch, summed over the ranks.
 
-    NaN if a rank's samples are unknown, or if the run ended before the epoch.
+    NaN if a rank's samples are unknown, or if the run ended before the epoch did.
     """
     if len(run.results) < run.world_size:
         return math.nan

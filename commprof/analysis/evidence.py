@@ -1,10 +1,10 @@
-"""A figure needs its evidence: decides which figures the recordings of one world size support.
+"""Decides which figures the recordings of one world size support: a figure needs evidence.
 
 This module is the only place with such rules. :mod:`commprof.analysis.world` replaces each
 unsupported figure by NaN or None, or leaves it out. All outputs about a run (verdict, card,
 remarks, advice, incidents, pages, exports) ask :class:`Evidence`. An unsupported figure is printed
-as "-" and exported as null, with the sentence of :meth:`Evidence.lacking`, and no verdict rests on
-it.
+as "-" and exported as null, with the reason that :meth:`Evidence.lacking` returns, and no verdict
+rests on it.
 
 A figure without evidence differs from a figure of 0: a recording without kernels does not show that
 transfers took no time, and a recording of one rank does not show that no rank was late.
@@ -67,7 +67,7 @@ class Figure(Enum):
     CHANGE = "change"
     #: The statement that no single rank is late.
     NOBODY_LATE = "nobody_late"
-    #: Gains of replayed changes.
+    #: Time that a change would save, found by replaying the recorded steps with this change.
     GAINS = "gains"
 
 
@@ -95,7 +95,7 @@ class RecordedKinds(FieldGroup):
     forward: bool
     #: False if nothing tells how many ranks the job has.
     job_size: bool = True
-    #: True if events of a device were recorded that are not read.
+    #: True if events of a device were recorded that commprof does not read.
     unread_device: bool = False
 
 
@@ -160,8 +160,8 @@ class Evidence:
     missing_ranks: tuple[int, ...]
     #: True if the ranks' times can be compared.
     clocks_shared: bool
-    #: False if no step is marked: then repeating calls count as steps. Several of these may be one
-    #: step of the job, so that they are not independent.
+    #: False if no step is marked: then each repetition of the calls counts as a step. Several
+    #: repetitions may be one step of the job, so that they are not independent.
     steps_marked: bool
     recorded: RecordedKinds
     device_timing: DeviceTiming
@@ -182,7 +182,7 @@ class Evidence:
 
     @property
     def not_known(self) -> Mapping[str, str]:
-        """For each figure without evidence, by its name: what the recordings lack."""
+        """What the recordings lack for each figure without evidence, by the figure's name."""
         return {each.value: said for each in Figure if (said := self.lacking(each))}
 
     @property
@@ -205,7 +205,7 @@ class Evidence:
 
     @property
     def remedy(self) -> tuple[str, str]:
-        """Advice on how to record what exposed time needs, and a command; "" for none."""
+        """Advice on how to record so that exposed time is known, and a command ("" for none)."""
         if not self.recorded.times and self.recorded.device:
             return (
                 "First find out why no kernel of communication was recorded: the profiler may have "
@@ -316,7 +316,9 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
 
 
 def _lacking_calls(seen: MeasuredWorld) -> tuple[int, float]:
-    """Returns ``LostRecords.poorest_rank`` and ``calls_share``, over the measured steps.
+    """Returns the rank whose recording lacks the most calls, and the fraction that it lacks.
+
+    These are ``LostRecords.poorest_rank`` and ``calls_share``, over the measured steps.
 
     In a job with groups smaller than the world, only collectives in which all ranks take part are
     compared, and only between ranks whose groups were recorded: in smaller groups, ranks may
@@ -369,8 +371,8 @@ def _no_kernels(of: Evidence) -> str:
         return "c10d called collectives, but no kernel of communication was recorded for them"
     if of.recorded.unread_device:
         return (
-            "what the device did is in events that are not read, and calls on the host do not show "
-            "when their collectives ran"
+            "commprof does not read the events that show what the device did, and calls on the "
+            "host do not show when their collectives ran"
         )
     return (
         "no kernel of a device was recorded, and calls on the host do not show when their "

@@ -40,7 +40,7 @@ class SmallCalls:
     #: Number of small calls of a rank per step; mean over all ranks.
     calls_per_step: float
     mean_bytes: float
-    #: Fraction of the exposed time.
+    #: Fraction of the exposed time that is in these calls.
     exposed_share: float
     #: True if most are gradients that DDP exchanges in buckets.
     of_buckets: bool = True
@@ -57,7 +57,7 @@ class SmallCalls:
 
     @property
     def sentence(self) -> str:
-        """Sentence on the number of calls, and on their kind if they are no buckets."""
+        """Sentence on the number of calls; if they are not DDP's buckets, also on their kind."""
         if self.of_buckets:
             return f"Communication is cut into {self.calls_per_step:.0f} small calls per step."
         return f"{self.exposed_share:.0%} of the exposed time is in {self.name}."

@@ -1,7 +1,7 @@
-"""What limits the figures of one world size: each fact once, with its figures and its words.
+"""Facts that limit how far the figures of one world size can be trusted.
 
-Card, verdict, caveats, pages and the JSON result choose from this single list, so that a fact has
-the same figures everywhere.
+Each fact is defined once, with its figures and sentences. Card, verdict, caveats, pages and the
+JSON result choose from this single list, so that a fact has the same figures everywhere.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def captured_in_python(context: Mapping[str, Any]) -> bool:
 #: Sentences on a capture in Python, for the card and for the list of caveats.
 PYTHON_BRIEF = "Capture ran in pure Python: only the buckets of DDP were seen."
 PYTHON_CAVEAT = (
-    f"{PYTHON_BRIEF.rstrip('.')}, no other collective, and the DDP hook that pure-Python capture "
+    f"{PYTHON_BRIEF.rstrip('.')}, and no other collective. The DDP hook that pure-Python capture "
     "needs adds a pass over the gradients."
 )
 

@@ -5,7 +5,8 @@
 
 Bytes are payload that gloo's algorithms send to other hosts (`traffic`), from the sizes of
 the recorded collectives. The counters include headers and other traffic, and span the whole
-capture, so they are compared with all recorded collectives.
+capture, so they are compared with the bytes of all recorded collectives, not only of those in the
+measured steps.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from commprof.trace.ranks import firsts_of, joined, lengths_of, ranks_of, rows_c
 from commprof.trace.reader import Trace
 from commprof.units import ns_to_s
 
-#: Largest relative difference at which counted and recorded bytes agree, beyond headers and
-#: acknowledgements.
+#: Counted and recorded bytes agree if they differ by at most this fraction of the recorded bytes,
+#: apart from headers and acknowledgements.
 SAME_LINK_BYTES = 0.02
-#: Size of TCP acknowledgements as a fraction of headers: one segment without data for every two
-#: received.
+#: Bytes of TCP acknowledgements per byte of headers: a host acknowledges every second segment with
+#: a segment that has only headers.
 _ACKNOWLEDGED = 0.5
 
 
@@ -66,8 +67,8 @@ class HostLinks:
     #: Largest ``header_share`` of the interfaces; NaN if unknown. An interface with offload, which
     #: accepts more than a segment at once, may count fewer headers.
     header_share: float = math.nan
-    #: Interfaces of every host that carried nearly nothing, rated no slower than the interface in
-    #: use.
+    #: Interfaces that exist on every host, carried nearly nothing there, and are rated no slower
+    #: than the interface in use.
     idle: tuple[str, ...] = ()
 
     @property
@@ -126,7 +127,10 @@ def host_links(world_size: int, seen: MeasuredWorld) -> HostLinks | None:
         sent = sent_to_other_hosts(traces, tables, places)
     recorded = float(sent.sum())
     if not problem and math.isnan(recorded):
-        problem = "some collectives are of unknown kind, or belong to groups that lack some ranks"
+        problem = (
+            "some collectives are of an unknown kind, or belong to a group that does not hold all "
+            "ranks in order"
+        )
     uncounted = [
         rank.trace.rank
         for name, members in zip(names, by_host.values(), strict=True)
@@ -173,7 +177,7 @@ def _problem(world_size: int, ranks: Sequence[Observed], places: Sequence[Host |
     if unknown := unknown_hosts([rank.trace for rank in ranks], places):
         return unknown
     if any(group.backend != "gloo" for rank in ranks for group in rank.trace.groups.values()):
-        return "only for the backend gloo is it known which rank sends to which"
+        return "which rank sends to which is known only for the backend gloo"
     if any(rank.trace.summary is not None for rank in ranks):
         return "always-on mode kept no record of some collectives"
     return ""

@@ -51,7 +51,7 @@ class TimeInFlight:
 def times_in_flight(
     traces: Sequence[Trace], tables: Sequence[Collectives], measured_steps: Ints
 ) -> tuple[TimeInFlight, ...]:
-    """Returns the time in flight of each operation with a known completion, sorted by code."""
+    """Returns the time in flight of each operation with a known end, sorted by operation code."""
     if len(measured_steps) == 0:
         return ()
     total_ns: dict[int, float] = {}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from commprof.text import CALLED_AT
 
-#: By sequence number of the collective in its group: the line at which each rank issued it.
+#: Maps a collective's sequence number in its group to the line at which each rank issued it.
 LinesByNumber = Mapping[int, Mapping[int, str]]
 
 
@@ -25,8 +25,8 @@ class OwnLine:
     #: The ranks that issue collectives at ``line``, sorted.
     ranks: tuple[int, ...]
     line: str
-    #: Number of collectives that a rank issued at ``line`` before: the largest number among
-    #: ``ranks``.
+    #: Number of collectives that a rank issued at ``line`` before the mismatch: the largest number
+    #: among ``ranks``.
     calls: int
 
 
@@ -69,7 +69,7 @@ def own_line(lines: LinesByNumber, at_mismatch: Mapping[int, str], seq: int) -> 
 
 
 def shifted_since(lines: LinesByNumber, seq: int) -> tuple[int, tuple[tuple[int, str], ...]] | None:
-    """Finds the collective before a mismatch since which the ranks have issued at different lines.
+    """Finds the collective from which on, up to a mismatch, ranks issued calls at different lines.
 
     If a rank leaves out a call, and the next calls have the same operation and size, the ranks'
     calls are shifted against each other. The mismatch is only the first call that looks different.
@@ -137,7 +137,7 @@ def lines_of_parts(
     Args:
         paths: by rank, the lines of the script's frames as ``call_path`` returns them; without
             ranks whose frames are not known.
-        parts: the ranks that issued the same collective.
+        parts: sets of ranks; the ranks of each set issued the same collective.
     """
     lines = innermost(paths)
     apart = dict(told_apart(sorted(paths.items())))

@@ -57,7 +57,7 @@ class CollectiveKind(FieldGroup):
     group_description: str
     #: 0 if not known.
     group_size: int
-    #: Global ranks of the group that issued calls in it, in order; empty if not known.
+    #: Global ranks that issued calls in the group, in ascending order; empty if not known.
     group_ranks: tuple[int, ...]
     dtype: str
     #: Empty if nothing is reduced, or if the recording does not say how.
@@ -272,7 +272,7 @@ def _times(calls: Calls, rank_steps: int) -> KindTimes:
 
 
 def caller(frames: Sequence[str]) -> str:
-    """Returns the innermost frame outside of torch and capture, or else the innermost frame."""
+    """Returns the innermost frame of the script itself; if it has none, the innermost frame."""
     own = (frame for frame in frames if not any(part in frame for part in _NOT_THE_CALLER))
     return next(own, frames[0] if frames else "")
 

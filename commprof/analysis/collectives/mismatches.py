@@ -5,8 +5,9 @@ collective, or issues another one, gloo and NCCL hang, fail, or mix up data, lon
 The cause lies at the first sequence number at which the ranks differ.
 
 A recording of another profiler may lack calls and properties that existed. Of such a recording,
-only collectives whose sequence number c10d recorded are compared, because a number that is counted
-afterwards is wrong after each missing record. Only recorded properties are compared.
+only collectives whose sequence number c10d recorded are compared: if numbers were assigned later,
+by counting the records, all numbers after a missing record would be wrong. Only recorded properties
+are compared.
 """
 
 from __future__ import annotations
@@ -64,10 +65,10 @@ _REDUCING = codes_of(*REDUCING)
 _GATHERING = codes_of("all_gather")
 _UNEVEN = codes_of(*UNEVEN)
 _BARRIERS = codes_of("barrier")
-#: Largest number of kept collectives that some rank has not issued yet; a rank that is further
-#: behind hangs.
+#: Largest number of collectives that are kept until all ranks have issued them. Beyond it the
+#: oldest is dropped, because a rank that is so far behind hangs.
 _MOST_OPEN = 4096
-#: Largest number of collectives of a group that are remembered.
+#: Number of a group's latest collectives that are kept, to tell which call usually comes next.
 _REMEMBERED = 512
 #: The sequence of latest collectives that is looked up among the earlier collectives has at most
 #: this length.
@@ -92,7 +93,7 @@ class Issued:
     dtype: str
     #: Empty if nothing is reduced, or if the recording does not say how.
     reduce_op: str
-    #: -1 if sizes of ranks may differ.
+    #: -1 if the size may differ between ranks.
     size_bytes: int
     #: Root's rank in the group; -1 without a root.
     root: int
@@ -120,13 +121,14 @@ class Mismatch:
     seq: int
     #: Each collective with the global ranks that issued it, the most common collective first.
     issued: tuple[tuple[Issued, tuple[int, ...]], ...]
-    #: Each rank and the time at which it issued its collective, on the rank's own clock; by rank.
+    #: Each rank, in ascending order, with the time of its issue on the rank's own clock.
     issue_ns: tuple[tuple[int, int], ...]
-    #: The collective that all ranks issued at this place in earlier steps; None if not known.
+    #: The collective that came next whenever the ranks had issued the same calls before; None if
+    #: not known.
     usual: Issued | None = None
     #: Ranks with the file and line at which they issued the collective, as far as known.
     lines: tuple[tuple[int, str], ...] = ()
-    #: Sequence number of the earlier collective since which the ranks have issued at different
+    #: Sequence number of the earlier collective from which on the ranks issued calls at different
     #: lines (see ``issuing_lines.shifted_since``), and each rank's line. None if not known.
     shifted: tuple[int, tuple[tuple[int, str], ...]] | None = None
     #: True if the lines also show that a call was left out or added, see
@@ -135,14 +137,14 @@ class Mismatch:
     #: The line of the mismatch that only some ranks used before; None if there is no such line, or
     #: several.
     own_line: OwnLine | None = None
-    #: Each rank and the pass that issued its collective, see ``calls_of_passes``; empty if this was
-    #: not looked up.
+    #: Each rank and the pass (forward or backward) that issued its collective, see
+    #: ``calls_of_passes.pass_of``; empty if this was not looked up.
     passes: tuple[tuple[int, str], ...] = ()
-    #: Ranks on which a thread beside the training thread issued the collective; empty if this was
-    #: not looked up.
+    #: Ranks on which a thread other than the training thread issued the collective; empty if this
+    #: was not looked up.
     by_threads: tuple[int, ...] = ()
-    #: What issued the call on the ranks that did so in a forward pass, see ``calls_of_passes``;
-    #: empty if this is not known, or not the same on these ranks.
+    #: For ranks that issued the call in a forward pass: the library that issued it, see
+    #: ``calls_of_passes.library_of``. Empty if it is not known, or not the same on these ranks.
     library: str = ""
 
     @property
@@ -173,7 +175,7 @@ class Mismatch:
 
     @property
     def difference(self) -> str:
-        """Text on which collectives differ: "rank 1 issued a barrier where rank 0 issued ..."."""
+        """Says which collectives differ: "rank 1 issued a barrier where rank 0 issued ..."."""
         told = self.told_ranks
         odd = [part for part in self.issued if {*part[1]} <= {*told}] or self.issued[1:]
         rest = [part for part in self.issued if part not in odd]
@@ -190,13 +192,14 @@ class Mismatch:
 
     @property
     def _shift(self) -> str:
-        """Text on the collective from which on the ranks' calls are shifted; empty if unknown."""
+        """Says from which collective on the ranks' calls are shifted; empty if unknown."""
         if self.shifted is None:
             return ""
         seq, lines = self.shifted
         said = [f"{named_ranks(ranks)} issued it at {line}" for line, ranks in self._by_line(lines)]
         return (
-            f"; before that, number {seq} agrees only in operation and size: {', '.join(said)}, so "
+            f"; before that, collective {seq} agrees only in operation and size: "
+            f"{', '.join(said)}, so "
             f"a call {'was' if self.is_shift else 'may have been'} left out or added there"
         )
 
@@ -232,8 +235,8 @@ class Mismatch:
             seq, shifted = self.shifted
             places = [f"{named_ranks(ranks)} at {line}" for line, ranks in self._by_line(shifted)]
             return (
-                "Let all ranks make the call that some of them left out or added: at number "
-                f"{seq}, {listed(places)}."
+                "Let all ranks make the call that some of them left out or added at collective "
+                f"{seq}, which they issued at different lines: {listed(places)}."
             )
         places = [f"{named_ranks(ranks)} at {line}" for line, ranks in self._by_line(self.lines)]
         if len(places) == 1 and len(self.lines) == len(self.issue_ns):
@@ -328,7 +331,7 @@ class MismatchFinder:
     def __init__(self) -> None:
         #: The first mismatch of each group, of at most ``_MOST_KEPT`` groups.
         self.found: list[Mismatch] = []
-        #: Members of each of ``found``, also those added since it was reported.
+        #: The members of each mismatch in ``found``, including those added after its report.
         self._of_found: list[dict[int, tuple[Issued, int]]] = []
         #: Number of all mismatches.
         self.count = 0
@@ -338,7 +341,7 @@ class MismatchFinder:
         self._earlier: dict[str, deque[Issued]] = {}
         #: Sequence number and members of the latest mismatch, for up to ``_MOST_KEPT`` groups.
         self._latest: dict[str, tuple[int, dict[int, tuple[Issued, int]]]] = {}
-        #: By group, the number of the reported mismatch before the latest one.
+        #: By group, the sequence number of the mismatch that was reported before the latest one.
         self._previous: dict[str, int] = {}
         #: For each differing collective in ``_open``: number of polls so far; -1 once it is
         #: reported.
@@ -377,7 +380,7 @@ class MismatchFinder:
             self._differing.pop(oldest, None)
 
     def poll(self, last: bool = False) -> list[Mismatch]:
-        """Returns the mismatches found since the last poll; only the first mismatch of each group.
+        """Returns the mismatches that were found since the last poll and are their groups' first.
 
         Args:
             last: True if no rank will issue further collectives.
@@ -565,7 +568,7 @@ class _Keys(NamedTuple):
     known: npt.NDArray[np.bool_]
     #: Row in the rank's table.
     row: Ints
-    #: Number of these collectives of each rank.
+    #: Number of rows of each rank.
     lengths: Ints
 
 
@@ -587,7 +590,10 @@ def _differ(
 def _keys_in_rows(
     traces: Sequence[Trace], tables: Sequence[Collectives], names: dict[tuple[str, int], int]
 ) -> Iterator[_Keys]:
-    """Yields the collectives of all ranks; ranks of one row of :func:`alike_ranks` together."""
+    """Yields the collectives of all ranks, those of each slice of :func:`alike_ranks` together.
+
+    Recordings that lack fields are yielded one by one.
+    """
     for rows in alike_ranks(traces):
         if traces[rows.start].recorded is None:
             yield _keys(traces[rows], tables[rows], names)
@@ -599,12 +605,12 @@ def _keys_in_rows(
 def _keys(
     traces: Sequence[Trace], tables: Sequence[Collectives], names: dict[tuple[str, int], int]
 ) -> _Keys:
-    """Returns the collectives of ranks that describe their groups alike, to compare them.
+    """Returns the collectives of ranks whose traces describe the process groups alike.
 
     A recording that lacks fields (``Trace.recorded``) is passed alone. A key combines the
     group's index with the collective's sequence number. ``names`` holds the indices of the groups
-    known so far, by name and order; new groups are added. The order distinguishes groups that reuse
-    a name after ``destroy_process_group``.
+    known so far, by name and by the order of groups with this name; new groups are added. The order
+    distinguishes groups that reuse a name after ``destroy_process_group``.
     """
     number, op, seq = (joined(tables, name) for name in ("group", "op", "seq"))
     first_row = firsts_of(tables)

@@ -84,7 +84,7 @@ class NcclTimes(FieldGroup):
     #: Mean wait, computed from the shortest kernel; the next field is computed from the clocks.
     wait_by_kernels_ms: float
     wait_by_clocks_ms: float
-    #: Mean of the shortest kernels.
+    #: Mean length of the shortest kernel of each collective.
     transfer_ms: float
 
 

@@ -5,10 +5,10 @@ groups in reverse: it gathers those again that were resharded after forward, and
 gradients of each group. Under HSDP an all-reduce between the model replicas follows. If backward
 gathers fewer groups than forward, the groups are identified by the sizes of the all-gathers.
 
-With gradient accumulation a step has several such passes. The first pass of most steps shows the
-groups; a later pass gathers all of them again, or those that were resharded. A pass may gather
-other sizes, for example for a second model, or if an evaluation comes before it. The calls of such
-a pass are not assigned to groups.
+A pass is a forward and its backward; with gradient accumulation a step has several. The groups are
+those that the first pass of most steps gathers. A later pass gathers all of them again, or only
+those that were resharded. A pass may gather other sizes, for example for a second model, or if an
+evaluation comes before it. The calls of such a pass are not assigned to groups.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _rows(trace: Trace, table: Collectives, measured: Ints) -> Iterator[_Row]:
     of_part = _of_part(trace, table, windows[0][0])
     found = [_passes(table, of_part, begins, window) for window in windows]
     # If an evaluation before a step's first pass gathers too, its gathers seem to belong to the
-    # pass. So the sizes of the pass that is most frequent are used.
+    # pass. So the list of sizes that is most frequent among the first passes is used.
     firsts = Counter(tuple(table.bytes_out[passes[0][FORWARD]].tolist()) for passes in found)
     whole = max(firsts, key=lambda sizes: (len(sizes) > 0, firsts[sizes]))
     for passes in found:
@@ -252,7 +252,7 @@ def _passes(
 
 
 def _later_passes(forward_ns: Ints, backward_ns: Ints) -> Ints:
-    """Returns when each pass of a step after the first begins.
+    """Returns the times at which the passes of a step begin, without its first pass.
 
     A pass that gathers nothing in forward counts as part of the pass before it.
 

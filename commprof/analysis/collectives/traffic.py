@@ -68,8 +68,8 @@ def bus_factor(op: str, ranks: int) -> float:
 Floats = npt.NDArray[np.float64]
 _Factor = Callable[[Floats], Floats]
 
-#: By family of operations: payload that a rank of a group of n ranks sends, as a multiple of the
-#: bytes of the operation's input; mean over the ranks.
+#: For each family of operations, the payload that a rank in a group of n ranks sends, as a multiple
+#: of the bytes of the operation's input; mean over the ranks.
 _OF_INPUT: dict[str, _Factor] = {
     # a ring's reduce-scatter and all-gather, each (n - 1) / n
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -156,7 +156,7 @@ def summarised_sent_bytes(trace: Trace, summary: Summary) -> float:
         if of_family not in _OF_INPUT or of_family == "gather" or n == 0:
             return math.nan
         factor = float(_OF_INPUT[of_family](np.array([n], dtype=np.float64))[0])
-        # Of an all_gather the summary has the output, which is n times the input.
+        # The summary has the output size of an all_gather, which is n times the input size.
         total += operation.bytes * (factor / n if of_family == "all_gather" else factor)
     return total
 

@@ -77,10 +77,11 @@ class InspectedCommunicator:
     recorded: tuple[int, ...]
     process: npt.NDArray[np.int64]
     operations: tuple[Operations, ...]
-    #: Number of records that rings lost, as far as the logs tell (from format v4.1 on).
+    #: Number of records that NCCL Inspector's ring buffers lost, as far as the logs tell (from
+    #: format v4.1 on).
     dropped: int
-    #: Number of records by operation, by size in NCCL's bytes, and by algorithm and protocol such
-    #: as "RING/LL"; empty if the format does not name algorithms.
+    #: Number of records by operation, by size in bytes as NCCL counts it, and by algorithm and
+    #: protocol such as "RING/LL"; empty if the format does not name algorithms.
     algorithms: dict[tuple[str, int, str], int]
 
     @property
@@ -156,7 +157,7 @@ class _WholeLogs:
         return inspector_unsplit(members, kind)
 
 
-#: By id and size of a communicator: its members by rank.
+#: Members of each communicator, by rank; the key of a communicator is its id and its size.
 ById = dict[tuple[str, int], dict[int, "InspectorMember"]]
 
 
@@ -207,8 +208,8 @@ def _again(communicators: Sequence[tuple[str, int]]) -> Iterator[str]:
         communicator_id, starts = max(communicators, key=lambda started: started[1])
         were = "was" if len(communicators) == 1 else "were"
         yield (
-            f"{counted(len(communicators), 'communicator')} {were} made again by other processes, "
-            f"such as {communicator_id} by {starts} processes per rank: a job was probably started "
+            f"{counted(len(communicators), 'communicator')} {were} made again by other processes "
+            f"(a rank of {communicator_id} had {starts} processes): a job was probably started "
             "again with the same NCCL_COMM_ID. Each start counts as a communicator of its own; the "
             "starts are told apart by the times of the dumps"
         )
@@ -327,8 +328,9 @@ def _missing(communicators: Sequence[InspectedCommunicator]) -> list[str]:
     )
     return [
         f"{counted(len(lacking), 'communicator')} {'lacks' if len(lacking) == 1 else 'lack'} the "
-        f"logs of ranks ({shown}): there, waiting is at least what is shown, and transfer at most. "
-        "A rank without a log may have come later than the ranks that are named"
+        f"logs of some ranks ({shown}): there, waiting is at least what is shown, and transfer is "
+        "at most what is shown. A rank without a log may have come later than the ranks that are "
+        "named"
     ]
 
 
@@ -354,9 +356,10 @@ def _apart(communicators: Sequence[InspectedCommunicator], processes: int) -> li
     if len(sizes) == 1:
         return []
     return [
-        f"the processes are of {len(sizes)} sets that share no communicator, the largest with "
-        f"{sizes.max()} of {processes} processes, and all means are over all processes: if these "
-        "are several jobs, or several runs of a job, report the logs of each from its own folder"
+        f"the processes form {len(sizes)} sets that share no communicator; the largest set has "
+        f"{sizes.max()} of the {processes} processes. All means are over all processes: if the "
+        "sets are several jobs, or several runs of a job, report the logs of each from its own "
+        "folder"
     ]
 
 

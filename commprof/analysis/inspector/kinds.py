@@ -19,8 +19,8 @@ MESSAGES: Final = ("Send", "Recv")
 MESSAGE_PAIR: Final = "SendRecv"
 #: c10d's names of operations that are not split, because the logs do not name their root.
 UNSPLIT: Final = {"Broadcast": "broadcast", "Reduce": "reduce"}
-#: Operations of different size in NCCL's logs (one rank's part) and in nccl-tests (the parts of
-#: all ranks together).
+#: Operations whose size is that of one rank's part in NCCL's logs, and that of all ranks' parts
+#: together in nccl-tests.
 _OF_ALL_RANKS: Final = (
     *("AllGather", "AllGatherV", "ReduceScatter", "AllToAll", "All2All", "AlltoAll"),
 )

@@ -33,8 +33,8 @@ _MOST_LATE = 8
 _MOST_LATE_PART, _ALWAYS_ALLOWED = 1 / 16, 2
 #: A late process causes at least this fraction of the waiting that the latest process causes.
 _LEAST_OF_LATEST = 0.05
-#: This smaller fraction is enough for a process that stands apart from the process with the next
-#: less waiting. It does so in the two cases that the next two constants describe.
+#: This smaller fraction is enough for a process that stands apart from the process that causes the
+#: next most waiting. It does so in the two cases that the next two constants describe.
 _LEAST_IF_APART = 0.03
 #: First case: the process causes this many times the waiting of the next. Such waiting is not just
 #: traced wrongly through other communicators, because that would fall on several processes.
@@ -58,7 +58,7 @@ _NS_PER_US = 1e3
 
 @dataclass(frozen=True)
 class LateProcess:
-    """A process that others wait for more than chance explains."""
+    """A process for which others wait longer than chance explains."""
 
     process: Process
     #: The communicators of the process: label, and rank of the process in it.
@@ -167,8 +167,8 @@ def _by_waiting(
     is_apart = (ratio >= _APART) | (works_longer & (ratio >= _GAP))
     least = np.maximum(uneven, np.where(is_apart, _LEAST_IF_APART, _LEAST_OF_LATEST))
     large = falling[:-1] >= least * falling[0]
-    # The excess always falls to 0 at the last process, so that the total waiting must have a gap
-    # too.
+    # Subtracting what many processes cause equally brings the last excess near 0 in any case. A gap
+    # in the excess is therefore not sufficient: the total waiting must have a gap too.
     total = traced.began_us.sum(axis=0)[order]
     rest = np.maximum.accumulate(total[::-1])[::-1]
     parts = total[: len(ratio)] >= _GAP * rest[1 : len(ratio) + 1]

@@ -1,4 +1,4 @@
-"""Follows a running job in the logs of NCCL Inspector: totals, and who is waited for lately.
+"""Follows a running job in NCCL Inspector's logs: totals, and which processes make others wait.
 
 Calls are counted once every rank has written them, and then forgotten, so that memory does not
 grow with the job. A process that has not written for much longer than usual is no longer waited
@@ -47,7 +47,7 @@ Floats = npt.NDArray[np.float64]
 _PATIENCE_S: Final = 30.0
 _GAPS: Final = 3.0
 #: Number of parts of the run that the test of late processes covers. A part ends once every process
-#: has written ``_WRITES_A_PART`` times in it. The members write at different times, so that in a
+#: has written ``_WRITES_A_PART`` times in it. The processes write at different times, so that in a
 #: shorter part the communicators would advance unevenly.
 _MOST_PARTS: Final = 200
 _WRITES_A_PART: Final = 5
@@ -244,13 +244,14 @@ class LiveLogs:
             self._end_part()
 
     def _members(self) -> list[InspectorMember]:
-        """Returns the members of all logs, except logs that follow a log not yet read to its end.
+        """Returns the members of all logs whose calls can be counted now.
 
-        Of several logs of one process, calls are counted in the order of their dumps.
+        If a process has several logs, their calls are counted in the order of the dumps. So a log
+        is left out until all earlier logs of its process have been read to their ends.
         """
         logs = self._tail.logs
         unread = [log for log in logs.values() if not log.is_read]
-        # of a log without members it is not known yet whose log it is
+        # as long as a log has no members, it is not known which process wrote it
         if all(log.log.members for log in unread):
             first_us: dict[tuple[str, int], int] = {}
             for log in unread:
@@ -434,7 +435,8 @@ class LiveLogs:
                 "missing: waiting is at least what is shown"
             )
         if self._totals.unmatched:
-            found.append(f"left out: {counted(self._totals.unmatched, 'record')} without a match")
+            unmatched = counted(self._totals.unmatched, "record")
+            found.append(f"left out: {unmatched} without a matching record on another rank")
         return found
 
 

@@ -10,7 +10,7 @@ for which this process waited in the other communicators, in proportion to that 
 If it is not known for whom a process waited, the waiting counts for nobody: in a broadcast, a
 reduce, or a message without its partner's record. The same holds for calls of which the process's
 record is lost; in these it is assumed to have waited as long as in its mean call of that
-communicator. The waiting of all processes and of nobody adds up to all waiting.
+communicator. What counts for the processes, and what counts for nobody, adds up to all waiting.
 """
 
 from __future__ import annotations

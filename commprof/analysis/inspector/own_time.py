@@ -1,4 +1,4 @@
-"""Time that processes spend outside of all operations, without any clock.
+"""Time that processes spend outside of all operations, found without comparing any clocks.
 
 Processes that exchange data leave their operations together, so between two such moments the same
 time passes for all. The time that a process spends in operations is not spent outside of them.
@@ -46,7 +46,7 @@ def operation_time(job: InspectedJob) -> Floats:
 
 
 def own_time(operation_us: Floats, sets: Ints) -> Floats:
-    """Returns the time in µs that each process spends outside of operations beyond the median.
+    """Returns by how many µs each process's time outside of operations exceeds the median.
 
     Args:
         operation_us: result of :func:`operation_time`.

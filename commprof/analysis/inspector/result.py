@@ -247,7 +247,7 @@ def result_of(logs: InspectorLogs, job: InspectedJob) -> InspectorResult:
 
 
 def _step(job: InspectedJob, time_us: float, waited_us: float) -> StepRow | None:
-    """Returns a step's mean waiting and transfer, from a mean process's times over the run."""
+    """Returns a step's mean waiting and transfer, from the processes' mean times over the run."""
     found = steps_of(job.repeated)
     if found is None:
         return None
@@ -295,7 +295,7 @@ def _process_rows(
 
 
 def time_by_process(job: InspectedJob, is_split: bool) -> Floats:
-    """Returns each process's time in µs in operations of one kind.
+    """Returns each process's time in µs in those operations whose waiting is, or is not, known.
 
     ``is_split``: True for operations whose waiting is known, False for all others.
     """
@@ -393,14 +393,14 @@ def _communicator_row(communicator: InspectedCommunicator, job: InspectedJob) ->
 
 
 def _by_loss(job: InspectedJob) -> str:
-    """Names the ranks whose logs lack most records; empty if the logs lack none."""
+    """Names the processes whose logs lack most records; empty if the logs lack none."""
     lost: Counter[int] = Counter()
     for one in job.communicators:
         for waits in one.split:
             lost.update(dict(zip(one.process.tolist(), waits.lost_calls.tolist(), strict=False)))
     most = [(place, number) for place, number in lost.most_common(_MOST_NAMED) if number]
     named = ", ".join(f"{number} of {job.processes[place].label}" for place, number in most)
-    return f"; the most: {named}" if named else ""
+    return f" (among them {named})" if named else ""
 
 
 def _unknown(
@@ -426,13 +426,12 @@ def _unknown(
     ]
     if lost:
         little = "little" if math.isnan(least_late_s) else f"less than {least_late_s:.3g} s in all"
-        rings = f", of which the rings dropped at least {dropped}" if dropped else ""
+        rings = f", of which full ring buffers dropped at least {dropped}" if dropped else ""
         found.append(
-            f"{counted(lost, 'record')} of calls that other ranks recorded are missing{rings} "
-            "(a larger NCCL_INSPECTOR_DUMP_COLL_RING_SIZE or a shorter dump interval keeps more of "
-            f"them){_by_loss(job)}: "
-            "waiting is at least what is shown, and a process that is late by "
-            f"{little} may be missed"
+            f"{counted(lost, 'record')} of calls that other ranks recorded are missing"
+            f"{_by_loss(job)}{rings}: waiting is at least what is shown, and a process that is "
+            f"late by {little} may be missed. A larger NCCL_INSPECTOR_DUMP_COLL_RING_SIZE or a "
+            "shorter dump interval keeps more records"
         )
     gaps = sum(waits.missing_calls for waits in waits_of_all)
     if gaps:
@@ -442,15 +441,15 @@ def _unknown(
         )
     for number, noun, what in (
         (untimed, "record", "without a time of the GPU's clock"),
-        (unmatched, "record", "of messages or replayed graphs whose ranks do not match"),
-        (sizes, "call", "with different sizes on its ranks"),
+        (unmatched, "record", "of messages or replayed graphs without a match on another rank"),
+        (sizes, "call", "for which ranks recorded different sizes"),
     ):
         if number:
             found.append(f"left out: {counted(number, noun)} {what}")
     if unsplit:
         kinds = " and ".join(sorted(unsplit))
         found.append(
-            f"for whom a rank waits in {kinds} is not known, as the logs do not name the root"
+            f"it is not known for whom a rank waits in {kinds}, as the logs do not name the root"
         )
     waited_us = float(traced.waited_us.sum())
     nobodys = 1 - float(traced.began_us.sum()) / waited_us if waited_us > 0 else 0.0

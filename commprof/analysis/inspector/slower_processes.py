@@ -60,8 +60,8 @@ def slower_processes(
         operation_us: result of :func:`commprof.analysis.inspector.own_time.operation_time`.
 
     The time of the named processes outside of operations stands out from the spread of the others.
-    At least 60 % of all waiting of the processes that exchange data was caused by the named ones,
-    over the whole run and in at least three of four of its parts. This waiting is at least 2 % of
+    The named processes caused at least 60 % of all waiting of the processes that exchange data,
+    over the whole run and in at least three quarters of its parts. This waiting is at least 2 % of
     the other processes' time in operations. Stages of a pipeline that have more work are not named.
     """
     sets = process_sets(job.communicators, len(job.processes))
@@ -105,7 +105,7 @@ def _in_most_parts(traced: InspectedOrigins, slower: npt.NDArray[np.int64]) -> b
 
 
 def _are_stages(job: InspectedJob, slower: npt.NDArray[np.int64]) -> bool:
-    """True if each pipeline has some of these processes: they are stages, and no slow host."""
+    """True if each pipeline has some of these processes: then they are stages, not a slow host."""
     pipelines = [
         communicator
         for communicator in job.communicators

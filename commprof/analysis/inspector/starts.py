@@ -33,7 +33,7 @@ def by_start(processes: Mapping[int, Sequence[Logged]]) -> list[dict[int, Inspec
     """Returns the members of a communicator by rank, for each start of the job.
 
     Args:
-        processes: of each rank, what the rank's processes logged; at least one each.
+        processes: for each rank, what its processes logged; each rank has at least one process.
     """
     count = max(len(members) for members in processes.values())
     hosts = [sorted(log.member.host for log in members) for members in processes.values()]

@@ -1,4 +1,4 @@
-"""Steps of a job, as far as the calls in NCCL Inspector's logs repeat.
+"""Steps of a job, found from calls that repeat in NCCL Inspector's logs.
 
 The logs have no steps. But a training step makes the same calls each time: if the collectives of a
 communicator repeat a sequence of several kinds or sizes, each repetition (turn) is a step, or a

@@ -29,7 +29,7 @@ _ROUNDS: Final = 20
 
 @dataclass(frozen=True)
 class InspectedTransfers:
-    """Transfers of calls of one operation, number of ranks, size and spread over hosts."""
+    """Transfers of calls that have operation, size, number of ranks and ``crosses_hosts`` alike."""
 
     #: c10d's name.
     op: str
@@ -88,8 +88,8 @@ def sweep_of(job: InspectedJob, path: Path) -> SweepResult:
             "instrument": INSPECTOR,
             "world_size": len(job.processes),
             "remarks": [
-                f"{quoted(path)}: times are transfers in a running job, which other traffic and "
-                "compute may lengthen; parts of the run are taken as rounds"
+                f"{quoted(path)}: times are those of transfers in a running job; other traffic and "
+                "compute may have lengthened them. Parts of the run are taken as rounds"
             ],
             "machine": {},
         },

@@ -289,7 +289,7 @@ def find_anomalies(seen: MeasuredSteps, gbit_per_s: Mapping[int, float]) -> tupl
 
 
 def merged_changes(changes: Sequence[Anomaly]) -> list[Anomaly]:
-    """Merges changes of several ranks' own work that are one: a host, or the whole job, changed.
+    """Merges changes of several ranks' own work that are one change, of a host or the whole job.
 
     Args:
         changes: in the order of ``found_step``.
@@ -350,7 +350,7 @@ def _series(
 def may_change(
     series: Mapping[tuple[str, int], tuple[Ints, Floats]],
 ) -> set[tuple[str, int]]:
-    """Returns the series in which a :class:`ChangeDetector` may find a change, or learn anew.
+    """Returns the series in which a :class:`ChangeDetector` may report a change or learn a level.
 
     The sums of all series of equal length are followed together, from the first level that each
     learns. Most sums never exceed the limit; only the other series need a detector.
@@ -479,9 +479,10 @@ def _latest_ns(seen: MeasuredWorld, name: str) -> Ints:
 
 
 def _bulk_of(traces: Sequence[Trace], tables: Sequence[Collectives]) -> tuple[Ints, Ints]:
-    """Returns step (-1 outside of all) and ``_bulk_bytes`` of all ranks' collectives.
+    """Returns the step and the size of each collective of all ranks, to compute bandwidth.
 
-    The size is also 0 if the collective failed, or if its end is not known exactly.
+    The step is -1 if the collective was issued outside of all steps. The size is that of
+    ``_bulk_bytes``; it is also 0 if the collective failed, or if its end is not known exactly.
     """
     steps = tables_of(traces, columns.steps)
     row = rows_containing(

@@ -29,9 +29,9 @@ class Attempt:
     #: Time from the first record to the last record of any rank; NaN without a record.
     duration_s: float
     #: Time from the end of the last complete step (or the begin of the first attempt, if it has
-    #: none) to the next attempt with steps: restart, start-up, the step that was cut off, and
-    #: attempts without steps in between. NaN for an attempt without steps that lies between others,
-    #: and if no later attempt has steps.
+    #: none) to the first step of the next attempt that has steps. It includes restart, start-up,
+    #: the step that was cut off, and attempts without steps in between. NaN for an attempt without
+    #: steps that lies between others, and if no later attempt has steps.
     lost_s: float
     #: Reason for the end, in words; empty for an attempt that finished.
     ending: str

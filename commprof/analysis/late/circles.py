@@ -21,8 +21,8 @@ _MOST_DESCRIBED = 4
 #: At most this many calls are compared with a rank's earlier steps, beginning with the oldest call
 #: in which the rank waits.
 _MOST_COMPARED = 16
-#: For a circle in which no rank differs from the others. By the operation in which all its ranks
-#: wait: what the ranks do, and what mends it.
+#: What the ranks of a circle do, and how to mend it, by the operation in which all of them wait.
+#: Only for a circle in which no rank differs from the others.
 _ORDERS = {
     "send": (
         "each sends before it receives, so let one of them receive first, or use batch_isend_irecv"

@@ -1,4 +1,4 @@
-"""Splits a run's waiting by causing rank and cause, and explains a longer phase of one rank.
+"""Splits waiting by the rank that caused it and why, and explains a longer phase of one rank.
 
 The explanation uses counts of the Linux kernel, such as page faults.
 """
@@ -75,7 +75,7 @@ class LongerPhase:
 
 
 def wait_costs(parts: Sequence[Breakdown]) -> tuple[WaitCost, ...]:
-    """Splits all waiting in these steps by causing rank and cause, the largest part first."""
+    """Splits the waiting in these steps by the rank that caused it and why, largest part first."""
     of_ranks = RankParts.of(parts)
     steps = len(of_ranks.step)
     caused = of_ranks.caused_in_all(np.ones(steps, dtype=np.bool_)).sum(axis=0)

@@ -61,8 +61,8 @@ class DumpsRead(FieldGroup):
 class Untold(FieldGroup):
     """Facts that the dumps do not show."""
 
-    #: True if a culprit, or any rank if nothing is pending, may wait in a message: gloo's dumps
-    #: hold no messages.
+    #: True if a culprit may wait in a message that is not in the dumps, because gloo's dumps hold
+    #: no messages. If nothing is pending: True if any rank may wait in such a message.
     messages_untold: bool = False
     #: True if the dumps name the ranks of every group with pending operations.
     members_told: bool = True
@@ -72,7 +72,7 @@ class Untold(FieldGroup):
     #: between ranks: dumps do not hold these.
     roots_untold: bool = False
     parts_untold: bool = False
-    #: True if a culprit may wait for a message whose other part the dumps do not show.
+    #: True if a culprit may wait in a message whose matching send or recv the dumps do not show.
     others_untold: bool = False
 
 

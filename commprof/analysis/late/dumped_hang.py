@@ -132,7 +132,7 @@ def _to_mismatch(
 ) -> tuple[Mapping[int, Waits], list[int]]:
     """Returns the waits that lead to a mismatch, and the ranks at which they end.
 
-    All ranks of the mismatch are stuck in it, and not in the calls of the group after it.
+    All ranks of the mismatch are stuck in it, and not in later calls of the same group.
     """
     before = {
         rank: [
@@ -176,7 +176,10 @@ def _difference(circle: Circle, words: Words) -> str:
 def _may_lack_members(
     dumps: Sequence[Dump], states: Sequence[DumpedRank], members: Mapping[str, tuple[int, ...]]
 ) -> bool:
-    """True if a rank with a dump may belong to a pending group without having used it."""
+    """True if a rank with a dump may belong, unseen, to a group with pending operations.
+
+    Its dump does not show this if it has not used the group, and if no dump lists the members.
+    """
     dumped = {dump.rank for dump in dumps}
     untold = _pending_groups(states) - _told_groups(dumps)
     return any(dumped - {*members[group]} for group in untold)
@@ -194,7 +197,7 @@ def _told_groups(dumps: Sequence[Dump]) -> set[str]:
 def _may_wait_in_a_message(
     kind: str, dumps: Sequence[Dump], states: Sequence[DumpedRank], culprits: Sequence[Accused]
 ) -> bool:
-    """True if a culprit, or any rank if nothing is pending, may wait in a message not in dumps."""
+    """Returns ``Untold.messages_untold``."""
     guilty = {accused.rank for accused in culprits if not accused.behind}
     idle = {state.rank for state in states if state.rank in guilty and not state.pending}
     backends = {entry.backend for dump in dumps for entry in dump.entries}
@@ -206,13 +209,14 @@ def _may_wait_in_a_message(
 def _supported(
     waits: Mapping[int, Waits], dumps: Sequence[Dump], states: Sequence[DumpedRank]
 ) -> Mapping[int, Waits]:
-    """Leaves out waits for messages of which the other rank may have issued its part already.
+    """Leaves out waits for messages whose matching call the other rank may have issued already.
 
-    If the dump of one of two ranks lacks records, their messages have no common numbers. Then only
-    the pending messages are matched, in order. But a part that the other rank has issued may be
-    missing among these, in two cases. It may have been dropped, if the other rank's first entry is
-    later than this rank's part. Or it may have completed: this rank's part then counts as pending
-    only because other messages of its batch are.
+    The matching call of a send is the recv, and vice versa. If the dump of one of two ranks lacks
+    records, their messages have no common numbers. Then only the pending messages are matched, in
+    order. But the matching call may be missing among the other rank's pending messages, although it
+    was issued, in two cases. It may have been dropped from the dump, if the other rank's first
+    entry is later than this rank's call. Or it may have completed: this rank's call then counts as
+    pending only because other messages of its batch are pending.
     """
     since_ns = {dump.rank: dump.since_ns for dump in dumps}
     by_rank = {state.rank: state for state in states}
@@ -325,13 +329,13 @@ def _absent(
     if count:
         oldest = oldest_first(state)[0]
         others = (
-            "whose parts on other ranks may be missing"
+            "whose counterparts on other ranks may be missing in the dumps"
             if is_doubtful
             else "at which all ranks arrived"
         )
         stuck = ""
         if issued and not is_doubtful:  # the rank issued all that others wait for
-            stuck = ", which the network, the backend or a device may not complete"
+            stuck = ", which the network, the backend or a device may be unable to complete"
         before = (
             f"{counted(count, 'pending operation')}, {others}{', the oldest' * (count > 1)}: "
             f"{_with_line(oldest, words)}{_without_root(oldest)}{stuck}"
@@ -430,7 +434,7 @@ def _mixed_groups(dumps: Sequence[Dump]) -> set[str]:
 
 
 def _comparable(issued: Sequence[Issued]) -> list[Issued]:
-    """Drops size or type if some rank's dump lacks it; only if all operations are the same."""
+    """Drops the sizes, or types, of equal operations if they are missing in some rank's dump."""
     if len({one.op for one in issued}) > 1:
         return list(issued)
     sized = all(one.size_bytes >= 0 for one in issued)

@@ -60,8 +60,9 @@ def standings(dumps: Sequence[Dump]) -> list[DumpedRank]:
 class _Numbered:
     """Numbers a rank's messages with each other rank, as far as both ranks can agree on a number.
 
-    Messages are numbered from the first one if the dumps of both ranks are whole, and neither
-    receives from any rank, which may take any message; or else from the first that is pending.
+    Messages are numbered from the first one if the dumps of both ranks are whole, and neither rank
+    has issued a recv from any source, which may take any message. Otherwise they are numbered from
+    the first one that is pending.
     """
 
     def __init__(self, members: Mapping[str, tuple[int, ...]], whole: frozenset[int]) -> None:
@@ -123,8 +124,8 @@ def _standing(
     messages: _Numbered,
 ) -> DumpedRank:
     pending: dict[int, PendingOperation] = {}
-    # The status also counts entries that a full buffer has dropped. In a group with messages, the
-    # status may count the messages too, so it is not used there.
+    # The group's status in the dump (last_enqueued) also counts entries that a full buffer has
+    # dropped. In a group with messages, it may count the messages too, so it is not used there.
     next_seq = {
         name: seq + 1 for name, seq in dump.last_enqueued.items() if name not in with_messages
     }
@@ -170,7 +171,7 @@ def _standing(
 
 
 class _Launches:
-    """Finds the launches of a rank's pending operations that run in the order of issue.
+    """Finds the launch of each pending operation of a rank, if launches run in the order of issue.
 
     In each group, NCCL runs the collectives and the batches of messages one after the other. Single
     messages between the same two ranks also run one after the other.

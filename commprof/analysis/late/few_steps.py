@@ -48,9 +48,10 @@ def late_rank_of_few_steps(
 ) -> LateRank | None:
     """Returns the late rank of steps that are too few for :func:`find_late_rank`; else None.
 
-    The rank that caused most waiting is named if its share and its cost are material, if it is late
-    in each step, and if it waits less than the others by more than chance explains. The same time
-    passes for all ranks, so a rank that waits less works longer by the same amount.
+    The rank that caused most waiting is named if it caused at least 60 % of all waiting, if the
+    mean wait is at least 2 % of the step, if the rank is late in each step, and if it waits less
+    than the others by more than chance explains. The same time passes for all ranks, so a rank that
+    waits less works longer by the same amount.
 
     Chance is measured by a two-way analysis of variance. If ranks are alike, their waiting varies
     from step to step equally for all ranks. Any other variation is chance; its spread is that of

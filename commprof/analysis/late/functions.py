@@ -6,7 +6,7 @@ function has its own time without its callees; functions of the same name and fi
 Waiting for collectives counts for no function: samples within ``torch.distributed`` are left out,
 and the time that DDP waited, according to the rank's trace, is subtracted from the time of the
 backward engine. If there are too few cores, py-spy itself sometimes waits for a core, and then
-takes no samples. Therefore differences smaller than the largest run delay per step of a rank (the
+takes no samples. Therefore differences smaller than the largest run delay per step of any rank (the
 time that its thread waits for a core) are not reported.
 """
 
@@ -83,7 +83,10 @@ class GrownFunctions:
             return f"The functions of {whose} are not compared: {printable(self.problem)}."
         if not self.functions:
             most = in_ms(self.least_ms)
-            return f"In py-spy's samples no function takes {most} longer on {whose} than on others."
+            return (
+                f"py-spy's samples do not show that any function takes at least {most} longer on "
+                f"{whose} than on the others."
+            )
         grown = [
             f"{printable(each.function)} +{in_ms(each.own_ms - each.others_ms)}"
             for each in self.functions

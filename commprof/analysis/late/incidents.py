@@ -65,7 +65,7 @@ class HangReport:
     sentence: str
     #: Ranks that the others waited for.
     accused: tuple[int, ...]
-    #: Seconds until no rank was beyond the threshold; None if the end was not seen.
+    #: Seconds from ``found`` until the hang was over; None if the watchdog did not see it end.
     ended_after_s: float | None
     stacks: tuple[StackFile, ...]
     #: The file that holds each rank's state.
@@ -167,10 +167,11 @@ class Incidents:
     mismatch_count: int
     #: Anomalies from the records, each as time (ISO 8601, UTC; empty if unknown) and anomaly.
     anomalies: tuple[tuple[str, Anomaly], ...]
-    #: Mismatches and anomalies that the watchdog reported; used if the records no longer exist.
+    #: Mismatches and anomalies that the watchdog reported. Used if no steps were measured, or if
+    #: always-on mode did not keep all records.
     events: tuple[WatchEvent, ...]
-    #: The hang with which the recordings end; None if there is none, or if the watchdog reported
-    #: one.
+    #: The hang with which the recordings end; None if there is none, if the watchdog reported a
+    #: hang, or if there are mismatches.
     last_wait: LastWait | None = None
 
     def __bool__(self) -> bool:
@@ -223,7 +224,8 @@ def find_incidents(
         calls: the collector that has seen all calls of a long run; None if the run is not long.
         evidence: the evidence of the world size; None to compute it.
 
-    Trials are not searched for changes of speed: their candidates change the step on purpose.
+    A run with a trial is not searched for changes of speed: the trial's candidate settings change
+    the step on purpose.
     """
     hangs = read_hangs(run.directory)
     summarised = any(trace.summary is not None for trace in run.traces.values())

@@ -135,7 +135,7 @@ def test_with_too_few_cores_a_step_is_significant_only_without_run_delay_too() -
     assert not busy.slower_by_more_than(0.2)
     text = " ".join(comparison_table.render(busy, 0.2, 100).split())
     assert "the step's change (+29.1 %) may come from a lack of cores. After subtracting" in text
-    assert "step less lack of cores" in text
+    assert "step minus time without a core" in text
 
 
 def test_settings_and_world_sizes_that_differ_are_listed() -> None:

@@ -349,7 +349,7 @@ def test_the_watchdog_says_since_when_the_ranks_calls_are_shifted() -> None:
     mismatch = differing.known()[-1]
     assert mismatch.told_ranks == (1,)
     assert mismatch.sentence.endswith(
-        "rank 1 differs from the majority; before that, number 1 agrees only in operation and "
+        "rank 1 differs from the majority; before that, collective 1 agrees only in operation and "
         "size: rank 1 issued it at train.py:30, ranks 0, 2 issued it at train.py:25, so a call was "
         "left out or added there"
     )

@@ -140,7 +140,7 @@ def test_tasks_of_an_npu_alone_are_named(
     assert main(["report", str(path), "--all"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "12 events of a device such as Ascend's NPU are of a kind that is not read" in text
-    assert "what the device did is in events that are not read" in text
+    assert "commprof does not read the events that show what the device did" in text
     assert "ProfilerActivity.CUDA" not in text
 
 

@@ -228,7 +228,7 @@ def test_a_call_left_out_among_calls_that_look_alike_is_found_by_its_line(
     assert found.mismatch.seq == 10
     assert found.mismatch.shifted == (9, ((0, "train.py:2"), (1, "train.py:3")))
     assert (
-        "; before that, number 9 agrees only in operation and size: rank 1 issued it at "
+        "; before that, collective 9 agrees only in operation and size: rank 1 issued it at "
         "train.py:3, rank 0 issued it at train.py:2, so a call was left out or added there"
     ) in found.sentence
 

@@ -128,8 +128,9 @@ def test_a_message_that_completed_in_a_pending_batch_accuses_nobody(
     )
     assert found.culprits[0].why == (
         "rank 1 has not begun all_reduce number 4 of group '0' (GROUP_0) (train.py:29); it has 3 "
-        "pending operations, whose parts on other ranks may be missing, the oldest: send to rank 2 "
-        "in group '0' (GROUP_0) (train.py:26); the last call was all_reduce at train.py:29"
+        "pending operations, whose counterparts on other ranks may be missing in the dumps, the "
+        "oldest: send to rank 2 in group '0' (GROUP_0) (train.py:26); the last call was all_reduce "
+        "at train.py:29"
     )
 
 
@@ -266,8 +267,8 @@ def test_a_call_that_a_rank_left_out_is_told_by_the_line_that_calls_a_helper(
         dumps.append(dump(PAIR, *issued))
     found = diagnosis(write_dumps(tmp_path, *dumps))
     assert (
-        "before that, number 1 agrees only in operation and size: rank 1 issued it at helper.py:3, "
-        "called at train.py:26, rank 0 issued it at helper.py:3, called at train.py:25"
+        "before that, collective 1 agrees only in operation and size: rank 1 issued it at "
+        "helper.py:3, called at train.py:26, rank 0 issued it at helper.py:3, called at train.py:25"
     ) in found.sentence
 
 
@@ -280,9 +281,9 @@ def test_branches_before_a_difference_are_not_said_to_leave_out_a_call(tmp_path:
         dumps.append(dump(PAIR, *map(called, lines, issued)))
     (differing,) = diagnosis(write_dumps(tmp_path, *dumps)).mismatches
     assert (
-        "before that, number 1 agrees only in operation and size: rank 1 issued it at helper.py:3, "
-        "called at train.py:25, rank 0 issued it at helper.py:3, called at train.py:20, so a call "
-        "may have been left out or added there"
+        "before that, collective 1 agrees only in operation and size: rank 1 issued it at "
+        "helper.py:3, called at train.py:25, rank 0 issued it at helper.py:3, called at "
+        "train.py:20, so a call may have been left out or added there"
     ) in differing.sentence
     assert differing.remedy == (
         "Make all ranks issue the same calls in the same order: rank 1 at helper.py:3, called at "
@@ -402,6 +403,6 @@ def test_ranks_that_issued_all_operations_are_not_blamed_alone(tmp_path: Path) -
     assert found.culprits[0].why == (
         "rank 1 has not begun all_reduce number 3 of group '0' (GROUP_0) (train.py:13); it has 3 "
         "pending operations, at which all ranks arrived, the oldest: send to rank 2 in group '0' "
-        "(GROUP_0) (train.py:10), which the network, the backend or a device may not complete; the "
-        "last call was all_reduce at train.py:13"
+        "(GROUP_0) (train.py:10), which the network, the backend or a device may be unable to "
+        "complete; the last call was all_reduce at train.py:13"
     )

@@ -277,10 +277,11 @@ def test_a_call_that_one_rank_leaves_out_is_found_behind_a_common_helper() -> No
     (mismatch,), _ = find_mismatches(traces, [columns.collectives(trace) for trace in traces])
     assert mismatch.seq == 3
     assert (
-        "number 2 agrees only in operation and size: rank 1 issued it at gather.py:5, called at "
-        "train.py:26, rank 0 issued it at gather.py:5, called at train.py:25"
+        "collective 2 agrees only in operation and size: rank 1 issued it at gather.py:5, called "
+        "at train.py:26, rank 0 issued it at gather.py:5, called at train.py:25"
     ) in mismatch.sentence
     assert mismatch.remedy == (
-        "Let all ranks make the call that some of them left out or added: at number 2, rank 1 at "
-        "gather.py:5, called at train.py:26 and rank 0 at gather.py:5, called at train.py:25."
+        "Let all ranks make the call that some of them left out or added at collective 2, which "
+        "they issued at different lines: rank 1 at gather.py:5, called at train.py:26 and rank 0 "
+        "at gather.py:5, called at train.py:25."
     )
