@@ -121,7 +121,8 @@ class Mismatch:
     seq: int
     #: Each collective with the global ranks that issued it, the most common collective first.
     issued: tuple[tuple[Issued, tuple[int, ...]], ...]
-    #: Each rank, in ascending order, with the time of its issue on the rank's own clock.
+    #: Each rank and the time at which it issued its collective, on the rank's own clock; sorted by
+    #: rank.
     issue_ns: tuple[tuple[int, int], ...]
     #: The collective that came next whenever the ranks had issued the same calls before; None if
     #: not known.
@@ -198,9 +199,8 @@ class Mismatch:
         seq, lines = self.shifted
         said = [f"{named_ranks(ranks)} issued it at {line}" for line, ranks in self._by_line(lines)]
         return (
-            f"; before that, collective {seq} agrees only in operation and size: "
-            f"{', '.join(said)}, so "
-            f"a call {'was' if self.is_shift else 'may have been'} left out or added there"
+            f"; before that, collective {seq} agrees only in operation and size: {', '.join(said)}, "
+            f"so a call {'was' if self.is_shift else 'may have been'} left out or added there"
         )
 
     def _said(self, parts: Sequence[tuple[Issued, tuple[int, ...]]]) -> str:

@@ -29,7 +29,7 @@ _ROUNDS: Final = 20
 
 @dataclass(frozen=True)
 class InspectedTransfers:
-    """Transfers of calls that have operation, size, number of ranks and ``crosses_hosts`` alike."""
+    """Transfers of all calls with equal operation, number of ranks, size and ``crosses_hosts``."""
 
     #: c10d's name.
     op: str

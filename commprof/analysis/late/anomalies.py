@@ -350,7 +350,7 @@ def _series(
 def may_change(
     series: Mapping[tuple[str, int], tuple[Ints, Floats]],
 ) -> set[tuple[str, int]]:
-    """Returns the series in which a :class:`ChangeDetector` may report a change or learn a level.
+    """Finds the series in which a :class:`ChangeDetector` may report a change or learn a new level.
 
     The sums of all series of equal length are followed together, from the first level that each
     learns. Most sums never exceed the limit; only the other series need a detector.

@@ -197,7 +197,10 @@ def _told_groups(dumps: Sequence[Dump]) -> set[str]:
 def _may_wait_in_a_message(
     kind: str, dumps: Sequence[Dump], states: Sequence[DumpedRank], culprits: Sequence[Accused]
 ) -> bool:
-    """Returns ``Untold.messages_untold``."""
+    """True if a culprit may wait in a message, which gloo's dumps do not hold.
+
+    If nothing is pending: True if any rank may wait in such a message.
+    """
     guilty = {accused.rank for accused in culprits if not accused.behind}
     idle = {state.rank for state in states if state.rank in guilty and not state.pending}
     backends = {entry.backend for dump in dumps for entry in dump.entries}
