@@ -199,8 +199,9 @@ class Mismatch:
         seq, lines = self.shifted
         said = [f"{named_ranks(ranks)} issued it at {line}" for line, ranks in self._by_line(lines)]
         return (
-            f"; before that, collective {seq} agrees only in operation and size: {', '.join(said)}, "
-            f"so a call {'was' if self.is_shift else 'may have been'} left out or added there"
+            f"; before that, collective {seq} agrees only in operation and size: "
+            f"{', '.join(said)}, so a call {'was' if self.is_shift else 'may have been'} left out "
+            "or added there"
         )
 
     def _said(self, parts: Sequence[tuple[Issued, tuple[int, ...]]]) -> str:
