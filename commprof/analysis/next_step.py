@@ -51,7 +51,7 @@ _REPLACED = (
     *("--overhead-steps", "--strategy", "--price-per-hour", "--price-per", "--mode"),
     "--max-restarts",
 )
-#: Environment variable that selects the network interface of each backend.
+#: By backend: the environment variable that selects its network interface.
 _CHOOSES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 #: Options of ``commprof run`` on several machines.
 _MACHINES = ("--nnodes", "--node-rank", "--rdzv-endpoint")
@@ -237,8 +237,8 @@ def _balance(world: WorldResult, step: MeanStep) -> str:
     if world.lateness.late_rank is None and evidence.stands_out and most.one_series:
         return (
             f"First find out what slowed rank {most.rank} {most.one_series}: the ranks {waiting}, "
-            f"and rank {most.rank} caused {most.share:.0%} of this in these steps. Another process "
-            "on its host, a slow disk or heat may have slowed it."
+            f"and rank {most.rank} caused {most.share:.0%} of this waiting, most of it in these "
+            "steps. Another process on its host, a slow disk or heat may have slowed it."
         )
     if world.lateness.late_rank is None and evidence.stands_out:
         more = "more steps", "again, with marked steps (profiler.step())"

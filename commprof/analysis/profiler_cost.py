@@ -25,9 +25,9 @@ class ProfilerCost(FieldGroup):
     records_per_step: float
     #: Cost of one record, measured in the same rank at the end of the run.
     record_cost_ns: float
-    #: For each step after training that measures commprof's cost: label (see ``overhead.Samples``),
-    #: wall time of the slowest rank in ns, and CPU time of all ranks' training threads in ns. The
-    #: CPU time is NaN if a rank did not report it.
+    #: For each of the steps that measure commprof's cost after training: label (see
+    #: ``overhead.Samples``), wall time of the slowest rank in ns, and CPU time of all ranks'
+    #: training threads in ns. The CPU time is NaN if a rank did not report it.
     overhead_samples: tuple[tuple[str, float, float], ...]
 
 

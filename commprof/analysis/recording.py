@@ -35,7 +35,7 @@ class WorldRecording(FieldGroup):
     #: Bound on the error of a rank's clock against rank 0's; 0 on a shared clock, NaN if unknown.
     clock_error_us: float
     problems: tuple[str, ...]
-    #: Number of ``device_collectives`` whose completion or waiting a device event timed.
+    #: Number of ``device_collectives`` whose completion or wait was timed by a device event.
     device_timed: int = 0
     #: Bound on the error of device times against the host's clock; NaN if they were not compared.
     device_clock_error_us: float = math.nan
@@ -46,9 +46,9 @@ class WorldRecording(FieldGroup):
     #: In a long run, figures of single calls come from a sample of the steps: first and last step
     #: number of each stretch of the sample. Empty if these figures come from all steps.
     sampled_steps: tuple[tuple[int, int], ...] = ()
-    #: Number of measured steps that are left out, in a run so long that all figures come from some
-    #: of the steps. The next field is the mean length of all steps. 0 and NaN if no step is left
-    #: out.
+    #: Number of measured steps that are left out, in a run so long that all figures come from only
+    #: some of the steps. The next field is the mean length of all steps. 0 and NaN if no step is
+    #: left out.
     left_out_steps: int = 0
     mean_of_all_ms: float = math.nan
     #: In a long run: operations with calls that ended with an error, and the number of such calls.
@@ -56,7 +56,7 @@ class WorldRecording(FieldGroup):
 
     @property
     def between_ranks_us(self) -> float:
-        """Bound in µs on the error of time differences between ranks, with device clock errors."""
+        """Bound in µs on the error of time differences between ranks, device clocks included."""
         on_devices = 2 * self.device_clock_error_us
         return self.clock_error_us + (0.0 if math.isnan(on_devices) else on_devices)
 

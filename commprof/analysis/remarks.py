@@ -428,8 +428,8 @@ _STEPS = {
     ),
     BACKWARD: (
         "Step boundaries were inferred from backward passes that communicated, because no "
-        "optimizer stepped, or commprof.profile() was called without find_steps=True. For exact "
-        "ones call commprof.step() at the end of the loop's body."
+        "optimizer stepped or because commprof.profile() was called without find_steps=True. For "
+        "exact ones call commprof.step() at the end of the loop's body."
     ),
 }
 _SAMPLES = (

@@ -49,7 +49,8 @@ def times_started(context: Mapping[str, Any]) -> str:
 def _lived(lives: Sequence[Mapping[str, Any]]) -> str:
     """Describes the lives of a replica: each lasts from a start of the replica to its end."""
     parts = [
-        f"from {life['begin_s']:.1f} to {life['end_s']:.1f} s {counted(life['steps'], 'step')} "
+        f"from {life['begin_s']:.1f} to {life['end_s']:.1f} s with "
+        f"{counted(life['steps'], 'step')} "
         f"({life['directory']}{'; ' + life['ending'] if life['ending'] else ''})"
         for life in lives
     ]

@@ -215,10 +215,9 @@ def _further_jobs(directory: Path) -> list[str]:
         return []
     names = listed([str(job.relative_to(directory)) for job in jobs])
     return [
-        f"The figures leave out the recordings in {names} of this directory: these are of "
-        f"another job, or of further processes of this job's ranks, for example for asynchronous "
-        f"checkpoints. Each of these "
-        "directories has its own report."
+        f"The figures leave out the recordings in {names}, below this directory: these are of "
+        "another job, or of further processes of this job's ranks, for example for asynchronous "
+        "checkpoints. Each of these directories has its own report."
     ]
 
 

@@ -1,4 +1,4 @@
-"""Operations of backends that queue them and run each communicator's in the order of issue.
+"""Operations on backends that run the operations of each communicator in the order of issue.
 
 NCCL is such a backend. A rank may have issued its part of an operation that still cannot run,
 because it is behind another operation of the rank.
@@ -15,7 +15,7 @@ Key = tuple[str, str, int, int]
 
 
 def key_of(operation: PendingOperation) -> Key:
-    """Distinguishes a rank's pending operations."""
+    """Returns a key that distinguishes a rank's pending operations."""
     op = operation.op if operation.peer >= 0 else ""
     return operation.group, op, operation.peer, operation.seq
 
@@ -33,7 +33,7 @@ def queued_behind(state: Standing) -> frozenset[Key]:
     ]
     if not any(operation.peer >= 0 for operation, _ in launched):
         return frozenset()
-    #: Number of the first launch by queue, of all operations and of messages alone.
+    #: By queue, and by whether only messages count: the number of the first launch.
     first: dict[tuple[str, bool], int] = {}
     for operation, launch in launched:
         for of_messages in (False, True) if operation.peer >= 0 else (False,):
@@ -48,10 +48,10 @@ def queued_behind(state: Standing) -> frozenset[Key]:
 
 
 def order_waits(states: Sequence[Standing]) -> dict[int, Waits]:
-    """Lists waits of ranks that have issued all pending operations, if these run in order.
+    """Lists the waits that the order of issue causes once all ranks issued all pending operations.
 
     A rank waits in its oldest pending operations for the ranks on which these are not the oldest.
-    Empty if a backend runs operations independently of their order.
+    Empty if the backend of an operation runs operations independently of their order.
     """
     if any(operation.launch is None for state in states for operation in state.pending.values()):
         return {}

@@ -60,7 +60,7 @@ class LastWait:
     #: False if the ranks that the others waited for still wrote records during the wait: they
     #: worked.
     hung: bool
-    #: A sentence without its period, which begins in lower case.
+    #: A sentence that begins in lower case and lacks its period.
     sentence: str
 
 
@@ -136,9 +136,9 @@ def last_wait(traces: Sequence[Trace], world_size: int) -> LastWait | None:
         waiting,
         seconds,
         not worked,
-        f"{'when it was stopped' if worked else 'the job hung'}: {named_ranks(waiting)} had waited "
-        f"for {named_ranks(cause.ranks)} in {operation}{where}, for {seconds:.1f} s when the "
-        f"recording ended: {'; '.join(reasons(accused))}",
+        f"{'when the job was stopped' if worked else 'the job hung'}: {named_ranks(waiting)} had "
+        f"waited for {named_ranks(cause.ranks)} in {operation}{where}, for {seconds:.1f} s when "
+        f"the recording ended: {'; '.join(reasons(accused))}",
     )
 
 
@@ -255,7 +255,7 @@ def _line(trace: Trace, table: Collectives, row: int) -> str:
 
 
 def _place(trace: Trace) -> str:
-    """Returns a phrase on the step in which a rank's records end, and the phase before."""
+    """Says in which step a rank's records end, and which phase of this step ended last."""
     phases, steps = columns.phases(trace), columns.steps(trace)
     where = f"in step {int(steps.index[-1]) + 1}" if len(steps) else "before the end of a step"
     since = int(steps.end_ns[-1]) if len(steps) else 0

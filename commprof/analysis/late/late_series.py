@@ -1,4 +1,4 @@
-"""Finds the one series of steps in which a rank was late, in a run too short for a test of chance.
+"""Finds the one series of late steps of a rank, in a run too short for a significance test.
 
 A rank may be slowed for some time: by another process on its host, by a disk, by heat. Then it is
 late in one series of steps. The steps of a series have one common cause, so they count as a single

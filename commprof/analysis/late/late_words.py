@@ -1,4 +1,4 @@
-"""The sentence that a rank is late, in full mode and in always-on mode."""
+"""The sentence that says that a rank is late, in full mode and in always-on mode."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def with_cost(is_late: str, late: _Late, wait_ms: float, world_size: int) -> str
     Args:
         is_late: beginning of the sentence, such as "rank 3 is late".
         late: ``stragglers.LateRank`` or ``SummaryLateRank``.
-        wait_ms: time per step for which one waiting rank waits for the rank, on average.
+        wait_ms: time per step for which one waiting rank waits for the late rank, on average.
         world_size: number of ranks.
     """
     waits = each_waits(late.waiting_ranks, world_size)
     return (
         f"{is_late}: {waits} {wait_ms:.1f} ms per step for it, {late.share:.0%} of all waiting "
-        f"(probability by chance: p = {late.p_value:.4f})."
+        f"(probability of this by chance: p = {late.p_value:.4f})."
     )
 
 

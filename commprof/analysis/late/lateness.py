@@ -50,7 +50,7 @@ _NEARLY_ALL = 0.8
 
 @dataclass(frozen=True)
 class Lateness(FieldGroup):
-    """Waiting of one world size by cause, the late rank, and where it lost the time."""
+    """One world size's waiting by cause, its late rank, and where this rank lost the time."""
 
     late_rank: LateRank | None = None
     #: Waiting per rank and cause; adds up to ``WorldResult.parts.wait_ms``. Empty if arrivals are
@@ -66,7 +66,7 @@ class Lateness(FieldGroup):
     most_waited_for: MostWaitedFor = field(default_factory=MostWaitedFor)
     #: Several ranks that work longer than all others; None if there are none.
     slower: SlowerRanks | None = None
-    #: By number of a stalled step: the rank for which the others waited nearly all of it.
+    #: By number of a stalled step: the rank that the others waited for during nearly all of it.
     stalled_for: Mapping[int, int] = field(default_factory=dict)
 
     def supported(self, evidence: Evidence) -> Lateness:
@@ -161,7 +161,7 @@ def lateness(
 
 
 def _stalled_for(seen: MeasuredSteps, stalls: npt.NDArray[np.bool_]) -> dict[int, int]:
-    """Returns by number of a stalled step the rank for which the others waited nearly all of it."""
+    """Returns, by number of a stalled step, the rank that others waited for nearly all of it."""
     if not stalls.any():
         return {}
     by_rank = seen.measured.caused_in_all(stalls).sum(axis=2)
@@ -179,7 +179,7 @@ def _host(trace: Trace) -> str:
 
 
 def _beyond_its_turn(late: LateRank, seen: MeasuredSteps, step_ns: float) -> LateRank | None:
-    """Returns the late rank, without waiting that a pipeline causes though no rank is late.
+    """Returns the late rank, without the waiting that a pipeline causes even if no rank is late.
 
     In a pipeline, each stage waits for messages of other stages. So if most waiting is for
     messages, the waiting for the rank counts only up to the time by which its own work exceeds the

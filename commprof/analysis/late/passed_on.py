@@ -46,7 +46,7 @@ def passed_on(
     """Charges waiting to the rank where it began; returns None if no rank passed waiting on.
 
     Args:
-        waited_for_ns: ``[block, rank]`` as in ``find_late_rank``.
+        waited_for_ns: as in ``find_late_rank``, but with a row per block of time, not per step.
         by_waiting_ns: ``[waiting rank, rank]`` as in ``find_late_rank``.
         excess_ns: time per step by which each rank's own work exceeds that of the others; NaN if
             not known.

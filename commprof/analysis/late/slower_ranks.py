@@ -1,7 +1,8 @@
 """Several ranks that work longer than all others: a slow host, or a part of the job with more work.
 
 The others wait for all of them, and each of them comes last now and then, so no single rank stands
-out. If one of them is much slower, it alone is named as late, but mending it alone wins little.
+out. If one of them is much slower, it alone is named as late, but making only this rank faster
+gains little.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class SlowerRanks:
     hosts: tuple[str, ...]
     #: One of ``exposure.ORIGINS``: where these ranks exceed the others most. None if unknown.
     phase: str | None
-    #: The least excess of one of these ranks over the median of the others. A rank's excess is
-    #: averaged over the steps as ``average`` says.
+    #: The smallest excess of any of these ranks over the median of the others. A rank's excess is
+    #: the ``average`` (median or mean) over the steps.
     longer_ms: float
     #: "median", or "mean" in always-on mode, which does not keep single steps.
     average: str
@@ -58,7 +59,7 @@ class SlowerRanks:
     share: float
 
     def share_of(self, step_ms: float) -> float:
-        """Fraction of the mean step for which each other rank waits for these ranks."""
+        """Fraction of the mean step for which a waiting rank waits for these ranks, on average."""
         return self.wait_ms / step_ms
 
     @property
@@ -74,11 +75,12 @@ class SlowerRanks:
 
     @property
     def told(self) -> str:
-        """A sentence without a full stop, that begins with "ranks"."""
+        """A sentence that begins with "ranks" and lacks its full stop."""
         where = f" {where}" if (where := fell_behind(self.phase)) else ""
         return (
-            f"{self.named} fall behind{where} by {in_ms(self.longer_ms)} or more per step (a "
-            f"{self.average}): each of the {counted(self.waiting_ranks, 'rank')} that "
+            f"{self.named} fall behind{where} by {in_ms(self.longer_ms)} or more per step "
+            f"({self.average} over the steps): each of the "
+            f"{counted(self.waiting_ranks, 'rank')} that "
             f"{'wait' if self.waiting_ranks > 1 else 'waits'} for them waits "
             f"{in_ms(self.wait_ms)} per step, {self.share:.0%} of all waiting"
         )
@@ -98,8 +100,8 @@ def slower_ranks(
     """Returns two or more ranks that work longer than all others; None if there are none.
 
     Args:
-        work_ns: ``[rank, origin, step]`` as in ``stragglers.find_slow_rank``; or means over steps,
-            as if of one step.
+        work_ns: ``[rank, origin, step]`` as in ``stragglers.find_slow_rank``; or with a single
+            step that holds the means over all steps.
         by_waiting_ns: as in ``stragglers.find_late_rank``.
         total_ns: all waiting in these steps, of all causes.
         steps: number of steps in ``by_waiting_ns``.

@@ -21,7 +21,8 @@ SILENT = {
 }
 
 
-#: A message has two parts, a send and a receive. By part: the part that the other rank issues.
+#: A message has two parts, a send and a receive. Maps each part to the one that the other rank
+#: issues.
 COUNTERPART: Final = {"send": "recv", "recv": "send"}
 #: Backends that run the operations of a communicator one after the other, in the order of issue.
 IN_ORDER: Final = ("nccl", "xccl")

@@ -9,9 +9,9 @@ groups in different orders; the ranks that differ are found as in a mismatch, se
 
 A backend such as NCCL issues operations before they run, and runs those of a communicator in the
 order of issue. There a rank also waits for a rank that has issued its part behind another message
-or batch that is still pending. If all ranks have issued all pending operations, but those of
-several groups in different orders, the ranks form a circle as well: calls that are not asynchronous
-run one after the other.
+or batch that is still pending. The waits also form a circle if all ranks have issued all pending
+operations, but ranks issued the operations of several groups in different orders: calls that are
+not asynchronous run one after the other.
 
 If a pending collective is not the same on all ranks, this mismatch is the cause, not an absent rank
 or the network. An earlier mismatch of the same group is the cause if all ranks have arrived at the

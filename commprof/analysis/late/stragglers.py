@@ -49,7 +49,7 @@ class SlowRank:
     #: In three of four steps, the phase exceeds the others' median by at least this time.
     excess_ns: float
     #: p-value of a sign test: the probability that by chance some phase of some rank exceeds the
-    #: others' median in this many steps. Correlated steps count as fewer.
+    #: others' median in at least as many steps as ``phase`` does. Correlated steps count as fewer.
     p_value: float
 
 
@@ -500,7 +500,7 @@ def _chance(waited_for_ns: npt.NDArray[np.float64], most_ns: float) -> float:
 
 #: Values of t for which :func:`_is_beyond` computes Chernoff's bound; unit: 1 / largest waiting.
 _EXPONENTS = 2.0 ** np.arange(-2, 8)
-#: If any of the permutations reaches the waiting with at most this probability, none is tried.
+#: No permutation is tried if the probability that any of them reaches the waiting is below this.
 _NEVER = 1e-12
 
 
@@ -509,8 +509,8 @@ def _is_beyond(waited_for_ns: Floats, most_ns: float) -> bool:
 
     The sum of one rank in a permutation is a sum of independent values, one drawn from each row. By
     Chernoff's bound it reaches ``most_ns`` with a probability of at most the product over the rows
-    of mean(exp(t value)), divided by exp(t most_ns), for any t > 0. The probability that any of the
-    ranks does so is at most the number of ranks times as high.
+    of mean(exp(t value)), divided by exp(t most_ns), for any t > 0. The probability that any rank
+    does so is at most this bound times the number of ranks.
     """
     largest, ranks = float(waited_for_ns.max(initial=0.0)), waited_for_ns.shape[1]
     if not largest > 0:

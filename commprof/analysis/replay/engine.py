@@ -202,12 +202,12 @@ def calls(seen: MeasuredWorld, stretches: Sequence[Sequence[Program]]) -> list[R
 
 
 def _completed(seen: MeasuredWorld, end: Ints, begins: Floats) -> Ints:
-    """Returns for each row a time at which it was complete at the latest.
+    """Returns the completion time of each row, estimated if its end was not recorded.
 
-    If a row's end was not recorded, ``end`` is the end of a wait that did not block, which may come
-    long after the row was complete. The result is then the latest recorded end among the rows of
-    the same collective, or the row's begin if none of these ends was recorded. The result is never
-    later than ``end``.
+    In this case, ``end`` is the end of a wait that did not block, which may come long after the row
+    was complete. The estimate is the latest recorded end among the rows of the same collective, or
+    the row's begin if this is later or if no row of the collective has a recorded end. The estimate
+    is never later than ``end``.
     """
     exact = joined(seen.tables, "end_is_exact")
     if exact.all():

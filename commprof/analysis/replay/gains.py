@@ -224,7 +224,7 @@ class Replays:
         self._ideal: list[Floats | None] = []
 
     def without_transfers(self) -> Floats | None:
-        """Returns :meth:`step_ns` if no transfer takes time; computed only once."""
+        """Returns the step times of a replay in which no transfer takes time; replays only once."""
         if not self._ideal:
             self._ideal.append(self.step_ns(free=np.ones(len(self.group), dtype=bool)))
         return self._ideal[0]

@@ -18,7 +18,7 @@ def apart(exposed: Exposures, first: Ints) -> Exposures:
     """Returns the exposures, cut so that each begins after the rank's previous one has ended.
 
     Args:
-        exposed: exposures of all ranks, rank after rank, and of each rank in order of begin.
+        exposed: exposures of all ranks, rank after rank, and each rank's in order of begin.
         first: index of each rank's first exposure, then the total number of exposures.
     """
     end = accumulated(np.maximum, exposed.end_ns, first)

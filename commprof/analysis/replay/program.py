@@ -43,7 +43,7 @@ ISSUE, WAIT, STAND, MARK = range(4)
 _REDUCE_SCATTER = OPS.index("reduce_scatter_tensor")
 #: Least number of steps of a replay.
 LEAST_STEPS = 5
-#: As many steps are replayed as hold about this many events, summed over all ranks.
+#: About the largest number of events in the replayed steps, summed over all ranks.
 _MOST_EVENTS = 12_000
 #: Largest number of stretches of replayed steps.
 _MOST_STRETCHES = 4
@@ -382,9 +382,9 @@ def programs(seen: MeasuredWorld, step: Ints) -> Programs:
 def replayed_steps(seen: MeasuredWorld, most: int = _MOST_STRETCHES) -> list[Ints]:
     """Chooses the measured steps to replay; returns the step numbers of each stretch.
 
-    A stretch is a sequence of consecutive measured steps. If all steps hold few enough events,
-    they are the only stretch. Otherwise, at most ``most`` stretches of equal length are spread
-    evenly over the run.
+    A stretch is a sequence of consecutive measured steps. If all steps together hold few enough
+    events, they are the only stretch. Otherwise, at most ``most`` stretches of equal length are
+    spread evenly over the run.
     """
     step = seen.measured.step
     steps, first_step = steps_of_ranks(seen.traces, step)
@@ -476,8 +476,8 @@ class _Ranks:
         done_rank = rank_of_call[done]
         inside = self._inside(done_rank, done_ns)
         done, done_ns, done_rank = done[inside], done_ns[inside], done_rank[inside]
-        # On a device, a collective is issued when its stream is ready for it. Another stream may
-        # begin to wait for it earlier; the issue is then moved to the begin of this wait.
+        # On a device, a collective counts as issued when its stream is ready for it. Another stream
+        # may begin to wait for it earlier; the issue is then moved to the begin of this wait.
         issue_ns = self._issue_ns.copy()
         np.minimum.at(issue_ns, row[row >= 0], begun_ns[row >= 0])
         steps = np.tile(np.arange(len(self._step)), len(self._begin_ns))
@@ -553,7 +553,8 @@ class _Ranks:
         ended = np.flatnonzero(self._end_ns > 0)
         both = np.concatenate((ended, others))
         queue, _ = distinct_rows(rank_of_call[both], group[both])
-        # Within a queue, rows that ended before the replayed steps come first, in their order.
+        # A queue holds the rows of one rank and group. Rows that ended before the replayed steps
+        # come first, in the order of their ends.
         ended_queue, others_queue = queue[: len(ended)], queue[len(ended) :]
         order = np.lexsort((self._end_ns[ended], ended_queue))
         ended, ended_queue = ended[order], ended_queue[order]
@@ -573,12 +574,12 @@ class _Ranks:
         return others[has], ended[found[has]]
 
     def _found_complete(self, rank_of_call: Ints) -> tuple[Ints, Ints]:
-        """Returns the rows of buckets for which a finalisation did not wait, and a time in ns each.
+        """Returns the rows of buckets for which a finalisation did not wait, and their times in ns.
 
-        A finalisation is the end of a backward pass, where DDP waits for the buckets. The time is
-        the bucket's completion, clipped to the start and end of the finalisation. Collectives for
-        which the script itself waited are left out. Backward passes of FSDP2 have no finalisation,
-        because FSDP2 waits for its collectives earlier in backward.
+        A finalisation is the end of a backward pass, where DDP waits for the buckets that are not
+        complete yet. The time is the bucket's completion, clipped to the start and end of the
+        finalisation. Collectives for which the script itself waited are left out. Backward passes
+        of FSDP2 have no finalisation, because FSDP2 waits for its collectives earlier in backward.
         """
         passes = tables_of(self._seen.traces, columns.finalizations)
         rank_of_span = ranks_of(firsts_of(passes))
@@ -601,8 +602,8 @@ class _Ranks:
         number, first = distinct_rows(ranks, tasks)
         sharded = np.zeros(len(first), dtype=np.bool_)
         sharded[number[len(mine) + len(rows) :]] = True
-        # Finalisations come first in the columns, so the first row of a bucket is its first
-        # finalisation.
+        # Finalisations come first in the columns. So the first entry with a bucket's rank and
+        # backward pass is the finalisation of this pass, if it has one.
         at = first[number[len(mine) : len(mine) + len(rows)]]
         found = (at < len(mine)) & ~sharded[number[len(mine) : len(mine) + len(rows)]]
         rows, at = rows[found], mine[at[found]]

@@ -66,7 +66,7 @@ class Caused:
     world_size: int
 
     def __getitem__(self, rows: slice | Ints) -> Caused:
-        """Returns only some steps, whose rows are in ascending order."""
+        """Returns only some of the steps; ``rows`` must be ascending."""
         chosen = np.arange(self.steps)[rows]
         row = np.full(self.steps, -1, dtype=np.int32)
         row[chosen] = np.arange(len(chosen))
@@ -241,7 +241,7 @@ class Breakdown:
         return np.concatenate((work, paused.sum(axis=-2, keepdims=True)), axis=-2)
 
     def rows(self, chosen: npt.NDArray[np.bool_]) -> Breakdown:
-        """Returns only the chosen steps; their values are not copied if the steps are in a row."""
+        """Returns only the chosen steps; values are not copied if the steps are consecutive."""
         at = np.flatnonzero(chosen)
         if len(at) == len(chosen):
             return self
@@ -373,7 +373,10 @@ def _of_other(trace: Trace, steps: Steps, other_ns: Floats, phases_ns: Floats) -
 
 
 def _running_ns(trace: Trace, in_flight: Floats) -> Floats:
-    """Returns the time of each step in which communication ran, or was in flight on the host."""
+    """Returns, per step, how long communication ran on the device.
+
+    If its kernels were not recorded: how long it was in flight, see :func:`in_flight_ns`.
+    """
     activity = trace.device_activity
     if activity is None or activity.communication is None:
         return in_flight
@@ -400,7 +403,7 @@ def means_of_known(parts: Floats, exposed: Floats) -> Floats:
 
 
 def _step_of(steps: Steps, time_ns: Ints) -> Ints:
-    """Row of the step that contains each time; -1 outside of all."""
+    """Row of the step that contains each time; -1 for times outside of all steps."""
     return row_containing(steps.begin_ns, steps.end_ns, time_ns)
 
 

@@ -257,7 +257,7 @@ def pauses(trace: Trace, exposed: Exposures) -> Stretches:
 
 @dataclass(frozen=True)
 class ExposedSpread:
-    """Intervals of a training thread, with one Linux kernel count (such as page faults) in each.
+    """Intervals of a training thread, each with one Linux kernel count, such as page faults.
 
     The intervals leave out the time in which the thread waited for communication.
     """

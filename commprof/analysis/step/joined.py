@@ -147,7 +147,7 @@ class RankBlock:
         discard(self.trace, columns.waits)
 
     def exposures_of_ranks(self) -> tuple[Exposures, Ints]:
-        """Returns the waiting of all ranks, with the rank's own times and ids.
+        """Returns the waiting of all ranks, with each rank's own times and ids.
 
         Also returns the first row of each rank, and then the number of all rows.
         """

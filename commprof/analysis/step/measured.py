@@ -183,7 +183,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """Parts of the steps of one world size, and data that was recorded beside the calls."""
+    """Parts of the steps of one world size, and the traces; ``MeasuredWorld`` adds the calls."""
 
     #: Global ranks that left a trace.
     ranks: list[int]
@@ -191,7 +191,8 @@ class MeasuredSteps:
     recorded: list[Trace]
     #: Traces on rank 0's clock if clocks can be compared, and on a device's timeline if it has one.
     traces: list[Trace]
-    #: Of all ranks: the trained steps that all ranks completed, warm-up included.
+    #: Parts of the steps of all ranks, warm-up included. Left out are steps that some rank did not
+    #: complete, steps that measure overhead after training, and steps of several iterations.
     parts: RankParts
     #: Number of leading steps in ``parts`` that count as warm-up.
     warmup: int
@@ -206,7 +207,7 @@ class MeasuredSteps:
 
     @cached_property
     def measured(self) -> RankParts:
-        """Of all ranks: the steps after warm-up, from which all figures are computed."""
+        """Parts of all ranks' steps after warm-up; all figures are computed from these steps."""
         return self.parts.since(self.warmup)
 
     @cached_property
@@ -249,7 +250,7 @@ class Observed:
     trace: Trace
     #: Collectives of all ranks.
     tables: Sequence[Collectives]
-    #: Measured steps of all ranks, and the rank's index among them.
+    #: Measured steps of all ranks; the next field is this rank's index among the ranks.
     parts: RankParts
     index: int
 
@@ -364,7 +365,7 @@ def _long_world(
 def _left_out(
     recorded: list[Trace], steps: Ints, kept_steps: Ints, measured_steps: Ints
 ) -> LeftOut:
-    """Returns what is known of the measured steps, of which only ``kept_steps`` are kept.
+    """Returns how many measured steps are not in ``kept_steps``, and the mean length of all.
 
     All steps before the first measured step are warm-up, whether they are kept or not.
     """
@@ -397,7 +398,7 @@ class _Calls:
         return step_signatures(steps, self.tables[0])[np.isin(steps.index, step)]
 
     def world(self, parts: RankParts, warmup: int, merged: int) -> MeasuredWorld:
-        """Returns the world of the steps in ``parts``."""
+        """Returns a ``MeasuredWorld`` of these calls and of the steps in ``parts``."""
         return MeasuredWorld(
             ranks=self.ranks,
             recorded=self.recorded,

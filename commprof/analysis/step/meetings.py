@@ -92,11 +92,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class _Stops:
-    """Waits of training threads for calls, one row per rank and call.
-
-    Holds only calls in which every rank waits for all others. Rows are sorted by rank, then by
-    number.
-    """
+    """Waits of training threads for calls: one row per rank and call, sorted by rank and number."""
 
     rank: Narrow
     number: Narrow
@@ -128,7 +124,7 @@ class _Calls:
         first_bucket = firsts_of(buckets)
         of_call = joined(arrivals, "collective")
         number = _both(of_call, joined(buckets, "number"))
-        #: Indices of calls are below this number.
+        #: The numbers of calls are below this.
         self.count = 1 + int(number.max(initial=-1))
         rank = _both(ranks_of(first_call), ranks_of(first_bucket))
         rows = _rows(number >= 0)
@@ -424,7 +420,7 @@ class _InTurn:
         return np.where(row >= self._first[rank], self._last_stood[row], -1)
 
     def stood_at(self, rank: Narrow, turn: Ints) -> Ints:
-        """Returns, per turn: 1 if the rank stood at the call's end, 0 if it waited at other times.
+        """Returns, per turn: 1 if the rank stood when the call ended, 0 if it waited otherwise.
 
         -1 if the rank did not wait for the call.
         """
@@ -433,9 +429,9 @@ class _InTurn:
         return np.where(waited, (self._last_stood[row] == turn).astype(np.int64), -1)
 
     def times(self, rank: Narrow, turn: Ints) -> tuple[Ints, Ints, Ints]:
-        """Returns, per turn at which the rank waited, the call, and when it began to wait and left.
+        """Returns three values per turn at which the rank waited.
 
-        The call is given by its number.
+        These are the number of the call, when the rank began to wait, and when it left.
         """
         row = self._row(rank, turn)
         return self._numbers[turn], self._begin_ns[row], self._left_ns[row]
@@ -495,16 +491,16 @@ def _stops(
         buckets: arrivals of their buckets.
         exposed: their exposures.
         first_call: index of each rank's first collective, then the number of all collectives.
-        of_call: index of each collective of all ranks.
-        count: all indices are below this.
+        of_call: for each collective of all ranks, the number of the call, the same on all ranks.
+        count: all these numbers are below this.
     """
     collective = joined(exposed, "collective")
     waits = _rows((joined(exposed, "graph_task") < 0) & (collective >= 0))
     rank = ranks_of(firsts_of(exposed))[waits]
     row = collective[waits] + first_call[rank]
     del collective
-    # The end of a call is not taken from its wait: a wait that did not block returns later than the
-    # end of the call, by any time.
+    # The end of a call is not taken from its wait: a wait that did not block may return long after
+    # the end of the call.
     known_ns = np.where(joined(tables, "end_is_exact"), joined(tables, "end_ns"), 0)
     of_passes = _passes(traces, tables, buckets, of_call, known_ns)
     number, call_ns = of_call[row], known_ns[row]
@@ -539,7 +535,7 @@ def _passes(
 ) -> tuple[Ints, Ints, Ints, Ints, Ints] | None:
     """Returns five columns with a row for each DDP finalisation; None if there are none.
 
-    The columns are: the finalisation's rank; the largest index of a call in its backward pass (the
+    The columns are: the finalisation's rank; the largest number of a call in its backward pass (the
     same on all ranks; -1 if the pass has no calls); the finalisation's start; the finalisation's
     end; the end of the last call of the pass.
 

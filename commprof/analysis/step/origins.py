@@ -70,7 +70,7 @@ class Origins:
 
 @dataclass(frozen=True)
 class _Waits:
-    """Every wait of every rank, in the order of the ranks, and by end for each rank.
+    """Every wait of every rank, sorted by rank, and for each rank by the end of the wait.
 
     ``place`` is the rank's index among the traces.
     """
@@ -145,13 +145,14 @@ class _Times:
         stretch: Stretch,
         chosen: Ints,
     ) -> None:
-        """Adds times of ranks by activity to the columns ``spent_ns``; makes columns that are None.
+        """Adds ranks' times by activity to the columns ``spent_ns``; creates those that are None.
 
         Args:
             spent_ns: per activity a column with a row per stretch, see ``RankTime.spent``.
             sign: factor of the added times, 1 or -1.
             place: per row, the rank whose time it is.
-            stretch: per row, the time. Standing at the meeting is not counted.
+            stretch: per row, the interval whose time is added; waiting and transfer at the meeting
+                are left out.
             chosen: the rows to which times are added.
         """
         block_of = self._block_of[place[chosen]]
@@ -285,7 +286,7 @@ def _explained(
 ) -> tuple[_Cells, _Through]:
     """Finds the activities on which the late rank of each wait spent more time.
 
-    Some blocks are handled at a time: a table of all ranks' waits is large.
+    Only some blocks are handled at a time, because a table of all ranks' waits would be large.
     """
     wait_ns = times.wait_ns(waits)
     none = np.zeros(0, dtype=np.int64)

@@ -13,5 +13,5 @@ def test_every_report_names_what_else_recorded_into_its_directory(tmp_path: Path
         place.mkdir(exist_ok=True)
         (place / "rank_0.trace").write_bytes(made.trace(rank=0, world_size=1))
     (remark,) = [text for text in analyse_run(tmp_path).remarks if "job_2" in text]
-    assert remark.startswith("The figures leave out the recordings in job_2 and job_3 of this")
+    assert remark.startswith("The figures leave out the recordings in job_2 and job_3, below this")
     assert not any("recorded into" in text for text in analyse_run(tmp_path / "job_2").remarks)

@@ -166,8 +166,8 @@ def late_rank(**values: Any) -> LateRank:
 
 LATE = (
     "Rank 3 is late at 4 ranks: each of the other ranks waits 12.3 ms per step for it, 88% of all "
-    "waiting (probability by chance: p = 0.0005). It was late in 9 of 10 measured steps and cost "
-    "the others 0.37 s of waiting in all; "
+    "waiting (probability of this by chance: p = 0.0005). It was late in 9 of 10 measured steps "
+    "and cost the others 0.37 s of waiting in all; "
 )
 
 

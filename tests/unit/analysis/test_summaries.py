@@ -219,7 +219,9 @@ def test_the_report_names_unknown_arrivals_dropped_records_and_missing_summaries
 
 
 def test_a_remark_names_where_steps_end_if_it_was_not_declared(tmp_path: Path) -> None:
-    not_seen = "no optimizer stepped, or commprof.profile() was called without find_steps=True"
+    not_seen = (
+        "no optimizer stepped or because commprof.profile() was called without find_steps=True"
+    )
     for source, said in (("backward", not_seen), ("update", "optimizer.step()")):
         write(tmp_path / "rank_0.trace", block(summary(steps_end=source)), made.end())
         result = analyse_run(tmp_path)
@@ -349,7 +351,7 @@ def test_the_ranks_of_a_slow_host_are_named_from_summaries_alone(tmp_path: Path)
     assert (found.slower_ranks.hosts, found.slower_ranks.phase) == (("node-1",), "backward")
     text = " ".join(table.render(analyse_run(tmp_path), 100).split())
     assert "ranks 4-7 (all of host node-1) fall behind in the backward phase by 20 ms or" in text
-    assert "or more per step (a mean): each of the 4 ranks" in text
+    assert "or more per step (mean over the steps): each of the 4 ranks" in text
     waits = "each of the 4 ranks that wait for them waits 20 ms per step, 100% of all waiting"
     assert waits in text
 

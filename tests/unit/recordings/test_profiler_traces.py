@@ -85,7 +85,7 @@ def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
     assert (world.lateness.late_rank.rank, world.lateness.late_rank.measured_steps) == (1, 4)
     assert world.lateness.late_rank.p_value < 1e-6  # late by the same time in each step
     assert "The other ranks wait for rank 1" in text_of(tmp_path / "job")
-    assert "(probability by chance: p = 0.0000)" in text_of(tmp_path / "job")
+    assert "(probability of this by chance: p = 0.0000)" in text_of(tmp_path / "job")
 
 
 @pytest.mark.parametrize("offset_us", [-3.2e6, 250.0, 7e7])

@@ -63,7 +63,9 @@ def test_calls_that_never_ended_last_until_the_last_record_of_the_host() -> None
     assert told.ranks == (1,)
     assert told.waited_s == pytest.approx(19.0, abs=1.01)
     assert not told.hung  # rank 1 still worked
-    assert told.sentence.startswith("when it was stopped: ranks 0, 2 had waited for rank 1 in ")
+    assert told.sentence.startswith(
+        "when the job was stopped: ranks 0, 2 had waited for rank 1 in "
+    )
     assert last_wait([_of_host(trace) for trace in cut], 3) is None  # no clock is common
 
 
