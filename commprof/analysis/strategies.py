@@ -47,7 +47,8 @@ class StrategyRow:
     efficiency: float
     #: Median step of the slowest rank.
     step_median_ms: float
-    #: Interquartile range of the step divided by its median: smaller differences may be noise.
+    #: Interquartile range of the step time, divided by its median; smaller relative differences
+    #: between strategies may be noise.
     step_spread: float
     #: Exposed time, as a mean over ranks and steps.
     exposed_ms: float

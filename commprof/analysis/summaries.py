@@ -168,9 +168,9 @@ def late_rank_of(
     half of the rank's total excess of time (see :func:`_slow_phase`), or if this total is less than
     half of the waiting.
 
-    If no rank is found, waiting for a rank that came late because it waited itself is counted for
-    the rank that caused this (see :mod:`commprof.analysis.late.passed_on`), and the search is
-    repeated.
+    If a first search finds no rank, a second one counts the waiting differently: if a rank came
+    late because it waited itself, the waiting for this rank counts for the rank that caused it (see
+    :mod:`commprof.analysis.late.passed_on`).
     """
     steps = min((part.fewest_steps for part in parts), default=0)
     comparable = [part for part in parts if clocks_shared or _comparable(part.summary)]
@@ -182,7 +182,7 @@ def late_rank_of(
     )
     step_ns = quantile_ns(merged_histogram(part.summary.steps for part in parts), 0.5)
     error_ns = _clock_error_ns(parts)
-    # find_late_rank takes a row for one step; here a row is a block of this many steps.
+    # find_late_rank expects one row per step; here, a row is a block of this many steps.
     per_row = steps / max(1, len(waited_for))
 
     def with_cause(waited_for_ns: Floats, by_waiting_ns: Floats) -> SummaryLateRank | None:
@@ -210,7 +210,7 @@ def slower_ranks_of(
         world_size: number of ranks of the job.
         parts: the summaries.
         clocks_shared: as in :func:`late_rank_of`.
-        late: the rank that is named as late.
+        late: the rank that is named as late; None if there is none.
     """
     steps = min((part.fewest_steps for part in parts), default=0)
     listed = [rank for part in parts for rank in part.listed]
@@ -227,14 +227,14 @@ def slower_ranks_of(
     slower = slower_ranks(work_ns, *waits, listed, hosts, step_ns, _clock_error_ns(parts), late)
     if slower is None or len(waited_for) < _FEWEST_BLOCKS:
         return None
-    # A mean over the run may come from one long stall: most intervals must show the waiting.
+    # A single long stall can raise the mean over the run, so most intervals must show the waiting.
     by_block = waited_for[:, list(slower.ranks)].sum(axis=1) / slower.waiting_ranks
     least_ns = OF_STEP * step_ns * steps / len(waited_for)
     return slower if np.quantile(by_block, 1 - OF_STEPS) >= least_ns else None
 
 
 def _clock_error_ns(parts: Sequence[SummaryPart]) -> float:
-    """Returns a bound that 95 % of the arrivals' errors keep; 0 if all ranks share one clock."""
+    """Returns the 95th percentile of the arrivals' clock errors; 0 if all ranks share one clock."""
     error = merged_histogram(part.summary.arrival_clock_error for part in parts)
     return quantile_ns(error, 0.95) if error.count else 0.0
 
@@ -326,7 +326,8 @@ def _slow_phase(rank: int, parts: Sequence[SummaryPart]) -> tuple[str, float, fl
 
     The excess is the rank's mean own time in the phase, or in pauses, minus the median of the other
     ranks' means; 0 if negative. Also returns the entry's fraction of the rank's total excess, or 0
-    if there is no excess, and the total excess in ns per step. All are 0 if the rank is not listed.
+    if there is no excess, and the total excess in ns per step. Returns "" and zeros if the rank is
+    not listed, or if no other rank is.
     """
     listed = [rank for part in parts for rank in part.listed]
     if rank not in listed or len(listed) < 2:
@@ -400,7 +401,8 @@ def _merged(
     steps = merged_histogram(summary.steps for summary in summaries)
     exposed = merged_histogram(summary.exposed for summary in summaries)
     clock_error = merged_histogram(summary.arrival_clock_error for summary in summaries)
-    # All ranks of a host report the same counters, read at different moments.
+    # All ranks of a host report the same growing counters, read at different moments: the largest
+    # values are the latest.
     unsent: dict[tuple[str, ...], int] = {}
     skipped: dict[tuple[str, ...], int] = {}
     for part in parts:

@@ -1,4 +1,4 @@
-"""Result of always-on mode for one world size, from its summaries, with or without steps."""
+"""Result of always-on mode for one world size, from the ranks' summaries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SummaryLateRank:
     rank: int
     #: Time per step for which one waiting rank waits for this rank, on average.
     wait_ms: float
-    #: Fraction of all waiting.
+    #: Fraction of all waiting that is waiting for this rank.
     share: float
     #: As ``stragglers.LateRank.p_value``, with blocks of time instead of steps.
     p_value: float
@@ -70,7 +70,7 @@ class OperationRow:
     #: Size class: sizes in bytes are below this, and at least half of it. 0 for no bytes, and for a
     #: row that adds up rare groups and sizes.
     below_bytes: int
-    #: Number of operations that all ranks issued.
+    #: Number of operations, summed over the ranks that issued them.
     count: int
     #: Sum over these operations of the larger of input and output.
     bytes: int
@@ -94,7 +94,7 @@ class OperationRow:
 
 @dataclass(frozen=True)
 class SummaryTiming(FieldGroup):
-    """Steps of one world size as its summaries count them, and their parts."""
+    """Number, length and parts of the steps of one world size, from the ranks' summaries."""
 
     #: Smallest number of steps, over the ranks.
     steps: int
@@ -126,7 +126,7 @@ class SummaryTiming(FieldGroup):
 class SummaryArrivals(FieldGroup):
     """For how many collectives the ranks know the last arrival."""
 
-    #: Number of collectives whose last arrival is not known.
+    #: Number of collectives whose last arrival is not known, summed over the ranks.
     arrivals_unknown: int
     #: Number of collectives in ``arrivals_unknown`` whose group has no place in the ranks' shared
     #: memory.
@@ -136,14 +136,15 @@ class SummaryArrivals(FieldGroup):
     arrivals_unlisted: int
     #: Number of collectives whose last arrival is known, summed over the ranks.
     arrivals_known: int
-    #: Number of collectives in ``arrivals_known`` for which ranks of other hosts were not seen.
+    #: Number of collectives in ``arrivals_known`` for which no arrival of some ranks on other hosts
+    #: was received, so that one of these ranks may have come last.
     arrivals_partial: int
     #: Number of hosts with ranks; the ranks of a host share memory and a clock.
     machines: int
     #: True if the offset of every host's clock to rank 0's is known.
     clocks_compared: bool
-    #: Hosts exchange arrivals along a tree. Number of other hosts in a host's tree, smallest value
-    #: over the hosts: 0 if a host is cut off.
+    #: Hosts exchange arrivals along a tree. This is the smallest number of other hosts in any
+    #: host's tree; 0 if a host is cut off.
     hosts_heard: int
     #: Number of datagrams with arrivals that the network refused.
     unsent_datagrams: int

@@ -25,15 +25,15 @@ class TrainingAccount(FieldGroup):
     #: steps. NaN if the samples of a rank are unknown, for example because the rank left neither a
     #: trace nor an account.
     samples_per_s: float
-    #: Smallest and largest number of samples of a step, over all ranks; NaN without the loop's
-    #: account.
+    #: Smallest and largest number of samples in a measured step, where a step's number is the sum
+    #: over all ranks; NaN unless every rank left an account.
     samples_per_step: tuple[float, float]
     #: Mean over ranks of the last epoch's mean loss.
     average_loss: float
     #: Source of the sample counts: the training "loop", the "dataloader", or "" for none.
     samples_source: str = "loop"
-    #: Mean loss over all ranks' samples, per trained step; the next field is the number of these
-    #: samples. Empty unless every rank left an account.
+    #: Mean loss of each training step over the samples of all ranks; the next field is the number
+    #: of these samples. Empty unless every rank left an account.
     step_losses: tuple[float, ...] = ()
     step_samples: tuple[int, ...] = ()
     #: Ranks whose weights after training differ from most ranks' weights, if the weights must be

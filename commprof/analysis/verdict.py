@@ -43,8 +43,9 @@ from commprof.units import ns_to_ms
 _TOLD_APART = 0.95
 #: The two largest parts are called about equal if their ratio is at least this.
 _ABOUT_EQUAL = 0.8
-#: Smallest fraction that sentences mention: of the ideal step, by which the step is longer; of this
-#: growth, for one part of the step; and of the step, for the communication of FSDP.
+#: Smallest fraction that sentences mention. It applies to the growth of the step over the ideal
+#: step, to each part's share in this growth, and to the share of communication in the step: if it
+#: is smaller, FSDP's collectives are not mentioned.
 _WORTH_A_WORD = 0.03
 
 #: Smallest fraction of the step that is shown, as a percentage with one decimal.
@@ -173,7 +174,7 @@ def _against_prediction(context: Mapping[str, Any], world: WorldResult) -> str:
     return (
         f"Predicted step from {predicted['run']} with {predicted['setting']}: {value} {bounds} "
         f"ms. Measured: {measured} ms, {'inside' if inside else 'outside'} that range; the "
-        f"prediction differs by {step['value'] / measured_ms - 1:+.1%}."
+        f"prediction is off by {step['value'] / measured_ms - 1:+.1%}."
     )
 
 
@@ -369,8 +370,8 @@ def _growth(result: RunResult, steps: Sequence[MeanStep], place: int) -> list[st
     if place == first or math.isnan(scale.speedup):
         return []
     text = (
-        f"From {base.world_size} to {counted(world.world_size, 'rank')} the throughput grew "
-        f"{scale.speedup:.2f} times, {scale.efficiency:.0%} of the ideal."
+        f"From {base.world_size} to {counted(world.world_size, 'rank')} the throughput grew by a "
+        f"factor of {scale.speedup:.2f}, {scale.efficiency:.0%} of the ideal."
     )
     ideal = {"weak": 1.0, "strong": base.world_size / world.world_size}.get(
         result.context.get("scaling", "")

@@ -53,7 +53,8 @@ class WorldResult:
     lateness: Lateness
     #: Comparisons of the figures with other measurements of the same run.
     cross_checks: tuple[CrossCheck, ...] = ()
-    #: Gains of replayed changes; None if the steps cannot be replayed.
+    #: Gains of changes, computed by replaying the steps with each change; None if the steps cannot
+    #: be replayed.
     gains: Gains | None = None
     #: Causes of the catalogue that the recordings show: first those that make the result of
     #: training wrong, then those whose fix saves most.
@@ -83,8 +84,8 @@ def world_result(
 ) -> WorldResult:
     """Computes the figures of one world size.
 
-    If ``steps_only``, only figures of its steps, ranks and recording are computed: collectives,
-    lateness, cross-checks and gains are left out, as if nothing were known of them.
+    If ``steps_only``, only the figures of the steps, the ranks and the recording are computed:
+    collectives, lateness, cross-checks and gains are left out, as if nothing were known of them.
 
     Losses and commprof's own cost come from the account that the built-in training loop writes on
     each rank (``rank_N.json``). Without this account (in a user's own loop, or if a rank was

@@ -53,7 +53,7 @@ class Finding:
 class Audit:
     """Result of checking a report's figures against each other."""
 
-    #: Number of world sizes in all series of the report.
+    #: Number of rows with a world size, over all series of the report.
     rows: int
     #: Number of comparisons made.
     checks: int

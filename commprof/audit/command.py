@@ -77,8 +77,11 @@ def _text_of(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{quoted(path)} cannot be read as a scaling report: not UTF-8 text at byte "
-            f"{error.start}"
+            f"{error.start}; save the report as UTF-8"
         ) from None
     if "\0" in text:
-        raise UsageError(f"{quoted(path)} cannot be read as a scaling report: it holds binary data")
+        raise UsageError(
+            f"{quoted(path)} cannot be read as a scaling report: it holds binary data; give a text "
+            "file"
+        )
     return text

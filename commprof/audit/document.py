@@ -101,10 +101,12 @@ class Document:
 
 
 def join(tables: Sequence[Sequence[Row]]) -> tuple[Series, ...]:
-    """Joins tables that do not contradict each other into series.
+    """Joins tables into series.
 
-    A second table with other values for the same world sizes is another experiment. If a table has
-    several rows of one world size, the first belongs to the first series, and so on.
+    A table joins a series if they have a world size in common and do not contradict each other;
+    otherwise it begins a new series, as another experiment. A table with several rows of one world
+    size is split first: the first rows of each world size count as one table, the second rows as
+    another, and so on.
 
     Raises:
         ValueError: a table has too many rows of one world size.

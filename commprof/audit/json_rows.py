@@ -12,7 +12,7 @@ from commprof.audit.figure import StatedFigure, parse_figure
 from commprof.audit.quantities import COUNTS, Quantity, bare, classify, ranks_column
 from commprof.audit.tables import with_shares
 
-#: Keys of objects whose figures belong to the row that contains them.
+#: Keys of inner objects whose figures belong to the same row as the enclosing object.
 _OWN = re.compile(r"aggregated|metrics|config|training|settings|summary|results?$")
 _NUMBERED = re.compile(r"(epoch|rank)[ _]?\d+$")
 _LISTED = re.compile(r"(epoch|rank)(s|_results)?$")

@@ -155,6 +155,7 @@ def warmup_inside(document: Document) -> Iterator[AuditCheck]:
         inside = _first_is_in(row, later)
         if not inside:
             continue
+        # A finding prints the mean after this text.
         text = f"the mean of the later epochs ({', '.join(cited(t) for t in times[1:])}), about"
         bound = Span(0.0, later.value, later.high * _WARMUP)
         stated = Quote(f"first epoch {cited(times[0])}, included in {inside}", times[0].span)
@@ -169,7 +170,8 @@ def ranks_in_turn(document: Document) -> Iterator[AuditCheck]:
         elapsed, slowest = row.figures["elapsed"], max(f.span.value for f in row.rank_times)
         if elapsed.span.meets(_sum(row.rank_times)):
             shown = " + ".join(figure.text for figure in row.rank_times)
-            text = f"the sum of the ranks' times, {shown}, while the slowest alone took"
+            # A finding prints the slowest rank's time after this text.
+            text = f"the sum of the ranks' times, {shown}, while the slowest rank alone took"
             yield AuditCheck(row.name, quote("elapsed", elapsed), Quote(text, exact(slowest), "s"))
 
 

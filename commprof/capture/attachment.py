@@ -313,7 +313,9 @@ def attach(
         )
     why = hookless(ddp)
     if why and (hook is not None or not hasattr(ddp, "reducer")):
-        raise CommprofError(f"attach(): {why}; leave out attach(), or only its hook")
+        raise CommprofError(
+            f"attach(): {why}; leave attach() out, as collectives are recorded without it"
+        )
     held = ddp.__dict__.get(_HELD)
     failed = held is not None and held.attachment.is_vacant
     if ddp._comm_hooks or (held is not None and not failed):

@@ -192,7 +192,7 @@ class AutoPhases:
 
 
 def _scaling(finder: StepFinder) -> Callable[..., AbstractContextManager[None]]:
-    """Returns a function that calls ``finder.scaling`` with ``GradScaler.step``'s optimizer."""
+    """Returns a function that passes the optimizer given to ``GradScaler.step`` to the finder."""
 
     def around(_: Any, optimizer: Any = None, *__: Any, **___: Any) -> Any:
         return finder.scaling(optimizer)

@@ -33,7 +33,8 @@ _DDP_KEYS = (
     *("broadcast_buffers", "has_sync_bn", "find_unused_parameters", "unused_parameter_size"),
     *("static_graph", "num_parameter_tensors", "bucket_cap_bytes", "gradient_as_bucket_view"),
 )
-#: Keys for the bytes of parameters that a pass did not use: the newest, largest and smallest value.
+#: Keys for the bytes of parameters that an iteration did not use: the value in the newest log, and
+#: the largest and the smallest value in any log.
 _UNUSED, _MOST_UNUSED = "unused_parameter_size", "most_unused_parameter_size"
 _LEAST_UNUSED = "least_unused_parameter_size"
 #: Numbers of forward passes from one read of a model's DDP log to the next. The first read is in
@@ -206,8 +207,9 @@ def interface_bytes() -> dict[str, tuple[int, int]]:
 def ddp_log(model: DistributedDataParallel) -> dict[str, Any] | None:
     """Reads a model's DDP log and gradient sizes; None if DDP gives no log.
 
-    The log refers to gradients by index, as counted when DDP was made. If parameters were frozen or
-    unfrozen since then, these indices no longer fit the sizes, so the sizes are left out.
+    The log refers to gradients by indices, which were assigned when the DDP model was made. If
+    parameters have been frozen or unfrozen since then, these indices no longer fit the sizes, so
+    the sizes are left out.
     """
     log = _log_now(model)
     if log is None:

@@ -1,4 +1,4 @@
-"""Passes of the script over its DataLoaders: when they took place, and whether ranks read the same.
+"""Passes of the script over its DataLoaders: when they took place, and checksums of their data.
 
 A checksum of the content of a pass's first batches goes into the trace, so that a report can
 compare the ranks. Indices of samples cannot be compared: if each rank reads its own files, equal
@@ -176,8 +176,9 @@ def holds_samples(batch: Any) -> bool:
 def checksum(batch: Any) -> int | None:
     """Checksum of a batch's tensors, arrays, numbers and texts; None if any part is not compared.
 
-    Of a large tensor, only elements at equal distances count; see ``_elements``. Not compared are
-    other kinds of objects, tensors on devices, and the parts beyond the first ``_MOST_PARTS``.
+    Of a large tensor, only elements at equal distances count; see ``_elements``. A part is not
+    compared if it is another kind of object, a tensor on a device, a long text, or not among the
+    first ``_MOST_PARTS`` parts.
     """
     value, items, parts = 0, [batch], 0
     while items:
@@ -188,7 +189,7 @@ def checksum(batch: Any) -> int | None:
         if isinstance(item, torch.Tensor | np.ndarray):
             content = _elements(item)
         elif isinstance(item, str):
-            # A long text is not compared: a checksum of its first part would miss other ends.
+            # A long text is not compared: a checksum of its beginning would miss later differences.
             content = item.encode() if len(item) <= _MOST_ELEMENTS else None
         elif isinstance(item, int | float | None):
             content = str(item).encode()

@@ -122,7 +122,11 @@ def _off(samples: Timed) -> Timed:
 
 
 def _pairs(samples: Timed, above: str) -> list[tuple[float, float]]:
-    """Returns time pairs of adjacent steps: first the step labelled ``above``, then the other."""
+    """Returns the times of adjacent steps in pairs: first the time of the step labelled ``above``.
+
+    The first step is paired with the second, the third with the fourth, and so on. A pair is left
+    out unless exactly one of its steps has this label.
+    """
     return [
         (first[1], second[1]) if first[0] == above else (second[1], first[1])
         for first, second in zip(samples[::2], samples[1::2], strict=False)

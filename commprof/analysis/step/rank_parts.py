@@ -1,7 +1,8 @@
 """Parts of the same steps of all ranks, in tables ``[rank, step]``.
 
-A figure over all ranks reads one table. With a :class:`Breakdown` per rank, and some numpy calls
-for each, thousands of ranks would cost more in calls than in work on their steps.
+A sum or a median over all ranks needs a few numpy calls on one table. With a :class:`Breakdown` per
+rank, each rank would need these calls; with thousands of ranks, the calls would then take longer
+than the arithmetic.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from commprof.trace.ranks import Narrow, firsts
 
 @dataclass(frozen=True)
 class PairWaits:
-    """Waiting of ranks for other ranks; pairs without waiting, as most are, are left out.
+    """Waiting of ranks for other ranks; pairs of ranks without waiting, the majority, are left out.
 
     A table of all pairs of ranks is made only where it is needed: of 4,096 ranks it takes 134 MB.
     """
@@ -39,9 +40,10 @@ class PairWaits:
     wait_ns: Floats
 
     def __getitem__(self, cells: tuple[Any, int]) -> Floats:
-        """Returns the waiting of some ranks for one rank.
+        """Returns the waiting of some ranks for one rank, in ns.
 
-        ``cells``: mask or slice of the global ranks that wait; global rank that they wait for.
+        ``cells``: a mask or slice of the global ranks that wait, and the global rank that they wait
+        for.
         """
         rows, rank = cells
         chosen = self.rank == rank
@@ -50,14 +52,17 @@ class PairWaits:
         return column[rows]
 
     def table_ns(self) -> Floats:
-        """Returns all pairs as ``[recorded rank, global rank]``."""
+        """Returns the waiting in ns: ``[recorded rank that waits, global rank waited for]``."""
         table = np.zeros((len(self.ranks), self.world_size))
         table[self.waiting, self.rank] = self.wait_ns
         return table
 
 
 class RankParts(Sequence[Breakdown]):
-    """Parts of the steps of all ranks, which have the same steps; one :class:`Breakdown` a rank."""
+    """Parts of the steps of all ranks: a sequence with one :class:`Breakdown` per rank.
+
+    All ranks have the same steps.
+    """
 
     def __init__(self, blocks: Sequence[Breakdown]) -> None:
         """Takes blocks of neighbouring ranks, whose columns are ``[rank, step, ...]``.
@@ -118,14 +123,14 @@ class RankParts(Sequence[Breakdown]):
         return self.column(lambda block: block.part_ns(name))
 
     def column(self, of_block: Callable[[Breakdown], npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """Returns a column of all ranks, as ``[rank, step, ...]``."""
+        """Joins the columns that ``of_block`` returns for the blocks: ``[rank, step, ...]``."""
         columns = [of_block(block) for block in self._blocks]
         if all(not any(column.strides) for column in columns) and all(map(np.size, columns)):
             values = {column.flat[0].item() for column in columns}
             if len(values) == 1:  # for example counts that are 0 on all ranks
                 shape = (len(self), *columns[0].shape[1:])
                 return np.broadcast_to(columns[0].reshape(-1)[:1].reshape(()), shape)
-        # the order in memory decides how sums are rounded
+        # A fixed order in memory, because the order decides how sums are rounded.
         return np.ascontiguousarray(np.concatenate(columns))
 
     def sums(self, name: str) -> list[float]:
@@ -243,7 +248,7 @@ class BlockParts:
     """Parts of the steps of a block, one rank after the other; ranks may have different steps."""
 
     whole: Breakdown
-    #: First row of each rank, then the number of rows.
+    #: First row of each rank in ``whole``; the last entry is the number of rows.
     first: Ints
 
     def numbers(self) -> list[Ints]:
@@ -267,7 +272,10 @@ def common_steps(blocks: Sequence[BlockParts]) -> Ints:
 
 
 def parts_of(blocks: Sequence[BlockParts], numbers: Ints) -> RankParts:
-    """Returns the steps with these numbers, in ascending order, which all ranks have."""
+    """Returns the parts of the steps with these numbers.
+
+    ``numbers``: in ascending order; every rank must have each of these steps.
+    """
     return RankParts(
         [
             _table(block.whole, len(block.first) - 1, is_in(block.whole.step, numbers))
@@ -300,7 +308,7 @@ def _table(whole: Breakdown, ranks: int, chosen: npt.NDArray[np.bool_]) -> Break
 
 
 def _of_all_ranks(*columns: Any) -> Any:
-    """Joins the columns of blocks; a column of one value takes no memory."""
+    """Joins the columns of blocks; if all values are equal, stores only one of them."""
     if isinstance(columns[0], Caused):
         return Caused.joined(columns)
     if columns[0].dtype == np.int64 and not any(column.strides[0] for column in columns):

@@ -103,7 +103,7 @@ class RankTime:
         return spent
 
     def spent_in(self, begin_ns: Ints, end_ns: Ints) -> Iterator[tuple[int, Floats]]:
-        """Yields the columns of :meth:`spent` that are not 0 in all windows, in any order."""
+        """Yields columns of :meth:`spent`, in any order; columns that it leaves out are all 0."""
         exposed, (first, last) = self._exposed, self._phase_at
         windows = Windows(begin_ns, end_ns)
         delays = [delay.in_windows(windows) for delay in self._delays]

@@ -1,4 +1,4 @@
-"""Finds stalled steps: so rare and so long that a mean over steps leaves them out."""
+"""Finds stalled steps: steps so rare and so long that the verdict leaves them out."""
 
 from __future__ import annotations
 

@@ -75,7 +75,8 @@ def repeats(trace: Trace, measured_steps: Ints) -> Repeats:
 class StepTiming(FieldGroup):
     """Number and length of the steps of one world size; lengths are of the measured steps."""
 
-    #: Number of trained steps; the first ``warmup_steps`` are left out of all figures.
+    #: Number of training steps that all ranks completed. The first ``warmup_steps`` are left out of
+    #: all figures.
     steps: int
     warmup_steps: int
     #: Median over steps of the slowest rank's wall time; the next fields are the 95th percentile
@@ -102,7 +103,7 @@ class StepTiming(FieldGroup):
 
     @property
     def relative_spread(self) -> float:
-        """Interquartile range of the step divided by its median; NaN without a median above 0."""
+        """Interquartile range of the step time over its median; NaN without a median above 0."""
         low, high = self.step_quartiles_ms
         return (high - low) / self.step_median_ms if self.step_median_ms > 0 else math.nan
 

@@ -1,4 +1,4 @@
-"""Windows of steps: a long run is read a stretch at a time, so that memory hardly grows with it.
+"""Windows of steps: a long run is read one window at a time, so that memory hardly grows with it.
 
 A run with more than ``LONG_CALLS`` calls is analysed in windows of whole steps, the same on all
 ranks. Each window also holds records of the steps before and after it, because a step may wait for
@@ -6,8 +6,8 @@ work of earlier steps, and its calls may end in the next step.
 
 Parts of steps, waits and their causes come from all windows. Figures that need all calls at once,
 such as medians over the calls of a kind, come from a sample of steps: stretches that are spread
-evenly over the measured steps. If there are too many steps to keep a row for each, rows are kept
-for a larger sample of 64 such stretches.
+evenly over the measured steps. If there are too many steps to keep the parts of all, the parts are
+kept for a second, larger sample: 64 such stretches.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WINDOW_CALLS = 400_000
 SAMPLE_CALLS = 250_000
 #: Number of rows (steps times ranks) whose parts are kept.
 KEPT_ROWS = 1 << 19
-#: The parts of at least this many steps are kept, even if they take more rows.
+#: The parts of at least this many steps are kept, even if they take more than ``KEPT_ROWS`` rows.
 KEPT_STEPS = 5000
 #: Number of stretches of kept steps, if not all steps are kept.
 _KEPT_STRETCHES = 64
@@ -96,7 +96,7 @@ def windows_of(traces: Sequence[Trace]) -> StepWindows | None:
 
     A run can be cut if commprof recorded it, and its steps end at marks of the script or at
     updates. A run with records of NCCL's profiler plugin is not cut, because figures from these
-    records count all replays.
+    records count the replays of CUDA graphs in the whole run.
     """
     calls = sum(_count(trace.records, Kind.ISSUE) for trace in traces)
     if calls <= LONG_CALLS or not all(map(_can_be_cut, traces)):

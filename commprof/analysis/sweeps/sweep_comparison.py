@@ -131,7 +131,7 @@ def drift(series: list[list[float]]) -> float:
         if len(values) < 3 or min(values) <= 0:
             continue
         logs = np.log(values)
-        if np.ptp(logs) == 0:  # equal values, but the mean's rounding error would correlate
+        if np.ptp(logs) == 0:  # equal values: only rounding errors of the mean would remain
             continue
         centred = logs - logs.mean()
         spread = float((centred**2).sum())
@@ -196,11 +196,14 @@ def _cannot_tell(
             f"{reason}; measure fewer sizes, or measure both results with commprof microbench "
             f"--json{_enough_rounds(len(pairs))}"
         )
-    steadier = ", or while the machine's speed drifts less" * (correlation > 0)
+    steadier = ", or measure again while the machine's speed drifts less" * (correlation > 0)
     return f"{reason}; measure fewer sizes or more rounds (-n limits their number){steadier}"
 
 
 def _enough_rounds(rows: int) -> str:
-    """Clause on how many cycles of nccl-tests can show a difference if cycles do not correlate."""
+    """Clause on how many rounds of nccl-tests can make a difference significant.
+
+    This assumes that rounds are not correlated.
+    """
     rounds = next((n for n in range(2, 100) if least_p(n, n) * rows < SIGNIFICANCE), None)
     return "" if rounds is None else f", or with nccl-tests -N {rounds} or more"

@@ -106,7 +106,7 @@ def _row(key: RowKey, rows: Sequence[NcclTestsRow]) -> SweepRow:
 SCHEMA_VERSION = 1
 KIND = "commprof microbench"
 
-_DIGITS = 3  # decimals of microseconds: the clock's nanosecond
+_DIGITS = 3  # decimals of a time in µs: the clock counts nanoseconds
 
 
 def write_sweep(path: Path, result: SweepResult) -> None:

@@ -1,1 +1,1 @@
-"""Timelines of every rank, as slices that do not overlap on one lane."""
+"""Timelines of every rank: slices in lanes, where slices in the same lane do not overlap."""

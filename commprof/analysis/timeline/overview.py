@@ -114,7 +114,8 @@ def overview(sources: Mapping[int, Path | Trace], steps: tuple[int, int] | None)
         steps: first and last step to show; None to show all records.
 
     Raises:
-        CommprofError: no trace can be read, or no rank has such a step.
+        CommprofError: no trace can be read, no trace holds records, or no rank recorded any of
+            the steps.
     """
     traces, tables, windows, metadata = [], [], [], []
     readable: dict[int, Path | Trace] = {}
@@ -205,8 +206,8 @@ def _union(
     ]
     if not found and steps is not None:
         raise CommprofError(
-            f"no rank recorded a step from {steps[0]} to {steps[1]}; omit --steps to see all "
-            "records"
+            f"no rank recorded a step with a number from {steps[0]} to {steps[1]}; omit --steps to "
+            "see all records"
         )
     if not found:
         raise CommprofError("there is nothing to show: the traces hold no records")

@@ -183,7 +183,7 @@ def _collectives(trace: Trace, table: Collectives, arrivals: Arrivals, flows: Fl
         "after_last_rank_us": ns_to_us_of(np.where(is_known, took - until, np.nan)),
         "last_rank": arrivals.late_rank,
         "completion": [
-            None if exact else "not seen" if end == 0 else "before this wait returned"
+            None if exact else "not seen" if end == 0 else "before a wait for it returned"
             for exact, end in _pairs(table.end_is_exact, table.end_ns)
         ],
         "issued_by": [_caller(trace, number) for number in numbers.tolist()],

@@ -167,16 +167,16 @@ def _trained() -> bool:
 
 def _say_why(directory: str) -> None:
     error = getattr(sys, "last_type", None)
-    ended = "" if error is None else f" ({error.__name__} ended it)"
+    ended = "" if error is None else f" (the process ended with {error.__name__})"
     if _Seen.problem:
         why = f": {_Seen.problem}"
     elif _TARGET not in sys.modules:
         why = f", because this process never imported torch.distributed{ended}"
     else:
         why = (
-            f", because this process never called init_process_group{ended}, nor made another "
-            "process group: it used no collective of torch.distributed. "
-            "commprof.profile() in the script records its steps all the same"
+            ", because this process never called init_process_group and made no other process "
+            f"group{ended}, so it used no collective of torch.distributed; to record its steps "
+            "nevertheless, use commprof.profile() in the script"
         )
     try:
         print(f"commprof: nothing is recorded{why}", file=sys.stderr)
@@ -354,7 +354,8 @@ def _start(directory: str, group: Any = None) -> None:
         # A defect of commprof must not end the script.
         what = f"{type(error).__name__}: {error}"
         print(
-            f"commprof: not everything is recorded: {what} (a defect of commprof)",
+            f"commprof: not everything is recorded: {what} (a defect of commprof; please report "
+            "it)",
             file=sys.stderr,
         )
 

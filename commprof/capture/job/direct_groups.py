@@ -95,6 +95,6 @@ def say_if_without_group(path: Path) -> None:
         if not any(block.type == BlockType.GROUP for block in blocks):
             print(
                 "commprof: no collective is recorded, because this process never called "
-                "init_process_group, nor made another process group",
+                "init_process_group and made no other process group",
                 file=sys.stderr,
             )

@@ -274,7 +274,7 @@ def ring_prefix() -> str:
 
 
 def own_rings(prefix: str, path: Path, session: int, metadata: dict[str, Any]) -> None:
-    """Writes a file that names the process that owns the rings, and its trace.
+    """Writes a file that names the process that owns the rings, and the process's trace.
 
     The host's first rank also removes this user's old rings whose process and trace are both gone.
     ``prefix`` is a result of ``ring_prefix``; ``path``, ``session`` and ``metadata`` are the

@@ -173,7 +173,8 @@ def growth_is_what_it_is(one: Case) -> None:
     base = min(one.sizes, key=lambda size: size.ranks)
     size = one.judged
     for line in one.verdict.sentences:
-        match = re.match(r"From (\d+) to (\d+) ranks the throughput grew ([\d.]+) times", line)
+        growth = r"From (\d+) to (\d+) ranks the throughput grew by a factor of ([\d.]+),"
+        match = re.match(growth, line)
         if match is None:
             continue
         assert (int(match[1]), int(match[2])) == (base.ranks, size.ranks), line

@@ -208,8 +208,8 @@ def test_the_growth_of_the_step_is_divided_among_its_parts() -> None:
     assert found is not None
     # 50 ms more: backward 25, transfer 25.
     assert found.sentences[-1] == (
-        "From 1 to 2 ranks the throughput grew 1.50 times, 75% of the ideal. A step is 50 ms "
-        "longer than with ideal scaling: +25 ms compute, +25 ms data transfer."
+        "From 1 to 2 ranks the throughput grew by a factor of 1.50, 75% of the ideal. A step is "
+        "50 ms longer than with ideal scaling: +25 ms compute, +25 ms data transfer."
     )
 
 

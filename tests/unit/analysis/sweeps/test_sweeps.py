@@ -315,7 +315,7 @@ def test_a_remark_says_that_drift_prevents_a_conclusion() -> None:
         f"With 10 rounds, whose successive values correlate by {found.correlation:.2f}, and 1 row "
         "no difference can be significant at 1%"
     )
-    assert remark.endswith(", or while the machine's speed drifts less")
+    assert remark.endswith(", or measure again while the machine's speed drifts less")
 
 
 GOLDEN = """\

@@ -351,7 +351,7 @@ def test_tracing_a_run_of_several_strategies_requires_naming_one(
     [
         (("--steps", "5-2"), "ends before it begins"),
         (("--steps", "a"), "is not a range such as"),
-        (("--steps", "7"), "no rank recorded a step from 7 to 7"),
+        (("--steps", "7"), "no rank recorded a step with a number from 7 to 7"),
         (("--world-size", "4"), "world sizes with traces: 2"),
         (("--merge", "none.json"), "none.json cannot be read"),
         (("-o", "/proc/none/trace.json"), "cannot write"),

@@ -296,9 +296,9 @@ def test_a_file_without_a_best_setting_is_refused_with_how_to_make_one(
 @pytest.mark.parametrize(
     ("measured_ms", "is_interval", "bounds", "said"),
     [
-        (405, True, "[398, 430]", "405 ms, inside that range; the prediction differs by +1.7%."),
-        (380, True, "[398, 430]", "380 ms, outside that range; the prediction differs by +8.4%."),
-        (405, False, "(398 to 430)", "405 ms, inside that range; the prediction differs by +1.7%."),
+        (405, True, "[398, 430]", "405 ms, inside that range; the prediction is off by +1.7%."),
+        (380, True, "[398, 430]", "380 ms, outside that range; the prediction is off by +8.4%."),
+        (405, False, "(398 to 430)", "405 ms, inside that range; the prediction is off by +1.7%."),
     ],
 )
 def test_the_report_compares_the_run_with_the_prediction(
