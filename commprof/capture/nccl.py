@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping
 
 PLUGIN_VARIABLE = "NCCL_PROFILER_PLUGIN"
-#: Copied from ``commprof.variables``.
+#: This name and the next two are copied from ``commprof.variables``.
 LEVEL_VARIABLE = "COMMPROF_NCCL"
 NATIVE_VARIABLE = "COMMPROF_NATIVE"
 PASSED_ON_VARIABLE = "COMMPROF_NCCL_PLUGIN"
@@ -46,8 +46,8 @@ def set_up() -> str:
     """Makes NCCL record into this process's capture. Call it before the first communicator.
 
     Returns:
-        A sentence if the user's settings forbid all profiler plugins, so that NCCL's own operations
-        are not recorded although this process may use NCCL; else empty.
+        A message that NCCL's own operations are not recorded, if this process may use NCCL and the
+        user's settings forbid all profiler plugins; else empty.
     """
     version = sys.modules.get("torch.version")
     may_use_nccl = getattr(version, "cuda", None) is not None and _has_gpu()
@@ -55,15 +55,16 @@ def set_up() -> str:
     module = _module(str(getattr(version, "__version__", "")))
     off = os.environ.get(LEVEL_VARIABLE) == "off" or os.environ.get(NATIVE_VARIABLE) == "0"
     if off or not may_use_nccl or not _usable(module) or _forbids_all(users):
-        # The variable must not keep commprof's plugin for programs without torch: that plugin would
-        # write to this rank's trace file.
+        # The variable may name the plugin that commprof has for programs without torch. In this
+        # process, that plugin would write to this rank's trace file, so the name is removed.
         if _is_ours(os.environ.get(PLUGIN_VARIABLE, "")):
             del os.environ[PLUGIN_VARIABLE]
             if users:
                 os.environ[PLUGIN_VARIABLE] = users
         said = _forbids_all(users) and may_use_nccl and not off
         forbidden = f"{PLUGIN_VARIABLE}={users} in {chosen_in} forbids profiler plugins"
-        return f"{forbidden}, so NCCL's own operations are not recorded" if said else ""
+        advice = "unset it to record them"
+        return f"{forbidden}, so NCCL's own operations are not recorded; {advice}" if said else ""
     os.environ[PLUGIN_VARIABLE] = module
     if users:
         os.environ[PASSED_ON_VARIABLE] = users
@@ -130,5 +131,5 @@ def _usable(path: str) -> bool:
 
 
 def _has_gpu() -> bool:
-    """True if this process sees a GPU of NVIDIA's; asking CUDA would break programs that fork."""
+    """True if this process sees an NVIDIA GPU; asking CUDA would break programs that fork."""
     return any(os.path.exists(f"/dev/{name}") for name in ("nvidiactl", "dxg"))

@@ -13,7 +13,7 @@ from types import FrameType
 
 #: Module and function of torch that step an optimizer only to create its state.
 _MODULE, _MAKER = "torch.distributed.checkpoint.state_dict", "_init_optim_state"
-#: Largest number of calls between that function and a hook of the step.
+#: Largest number of stack frames between that function and the step's hook.
 _MOST_CALLS_BETWEEN = 6
 
 

@@ -52,7 +52,7 @@ from commprof.errors import CommprofError
 from commprof.trace.ring import owner_path
 from commprof.trace.schema import MODES, PHASES, STEP_DECLARED
 
-#: After each of this many first steps, capture looks for newly imported modules.
+#: Capture looks for newly imported modules after each step, but only for this many steps.
 _IMPORTING_STEPS = 8
 
 
@@ -177,8 +177,8 @@ class Profiler:
             )
         clock = ClockLink(self._compared_clocks)
         rank, _ = rank_and_world_size()
-        # An absolute path: the working directory may change, and the rings' owner file holds the
-        # trace's path.
+        # The path is absolute, because the working directory may change, and because other processes
+        # read the path in the file that names the owner of the ring buffers.
         path = beside_other_replicas(self._directory.absolute() / trace_name(rank))
         prefix = ring_prefix()
         metadata = trace_metadata(prefix, self._metadata)
@@ -237,7 +237,10 @@ class Profiler:
         return self
 
     def note_first_lines(self) -> None:
-        """Records the stacks of the first operations from now on, unless all are recorded."""
+        """Records the stacks of the next ``_FIRST_STACKS`` operations in full mode.
+
+        Does nothing if the stacks of all operations are recorded anyway.
+        """
         if not self._stacks and self.mode == "full":
             self._recorder.set_stacks(True, _FIRST_STACKS)
 
@@ -471,7 +474,7 @@ def profile(
         directory: directory of the trace; made if missing. All ranks of a job may share it.
         metadata: further keys for the trace's header; their values must be convertible to JSON.
         find_steps: until :meth:`Profiler.step` is called, end a step at each update of one
-            optimizer, also at an update that GradScaler skips. Usually this is the first optimizer
+            optimizer, also at an update that GradScaler skips. Usually this optimizer is the first
             that the script uses; ``step_finder.py`` has the rule.
         mode: "full" keeps every record, "always-on" histograms of bounded size, "off" nothing
             until recording is switched on (see ``docs/monitoring.md``). None: the environment's
@@ -511,7 +514,7 @@ def _say_joined(directory: str | Path, running: Profiler) -> None:
     path = running.trace_path
     if path is not None and path.name == trace_name(0):
         print(
-            f"commprof: the whole script is already recorded to {invocation.quoted(path.parent)}; "
+            f"commprof: the whole script is being recorded to {invocation.quoted(path.parent)}; "
             "commprof.profile() joins that capture, and nothing goes to "
             f"{invocation.quoted(Path(directory))}",
             file=sys.stderr,

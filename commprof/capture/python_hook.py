@@ -46,7 +46,7 @@ class PythonBucketHook:
 
     def _run(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         recorder = self._recorder
-        # Counted while capture is off as well: ranks must agree on the numbers.
+        # The sequence number is used up even while recording is off: ranks must agree on it.
         seq = recorder.next_seq(self._group_id)
         if not (self.recording and recorder.enabled()):
             return self._exchange(bucket, None)
@@ -98,8 +98,8 @@ class PythonBucketHook:
             hook, state = self._inner
             result: torch.futures.Future[torch.Tensor] = hook(state, bucket)
             if completed is not None:
-                # DDP goes on before this callback has run. The callback must get the GIL first, and
-                # by this time the recorded end is late.
+                # DDP does not wait for this callback. The callback must wait for the GIL, so the
+                # end that it records is late by this wait.
                 result.add_done_callback(lambda _: completed())
             return result
         buffer = bucket.buffer().mul_(1.0 / self._world_size)
@@ -150,11 +150,11 @@ class ManualFinalize:
         self._recorder = recorder
 
     def begin_manual_finalize(self) -> None:
-        """Begins the finalisation of the latest backward pass in which a hook ran."""
+        """Records that the finalisation of the latest backward pass with a hook begins."""
         self._record(Kind.FINALIZE_BEGIN)
 
     def end_manual_finalize(self) -> None:
-        """Ends the finalisation that :meth:`begin_manual_finalize` began."""
+        """Records that this finalisation ends."""
         self._record(Kind.FINALIZE_END)
 
     def _record(self, kind: Kind) -> None:

@@ -18,7 +18,8 @@ class Marker(Protocol):
         """Ends the phase, and records it if it is the outermost.
 
         Args:
-            samples: samples of a batch read in the phase; the outermost phase records their sum.
+            samples: number of samples read in the phase. The outermost phase is recorded with the
+                sum of its own number and those of all phases inside it.
         """
 
     def __enter__(self) -> object:

@@ -105,11 +105,11 @@ def mode_code(mode: str | None) -> int:
 
 
 def check_sync_fits_trial(check_sync_every: int, headroom: int) -> None:
-    """Refuses to compare the ranks' models in a trial in which ``noop`` lets models differ.
+    """Refuses to compare the ranks' models in a trial whose candidate ``noop`` lets them differ.
 
     Args:
         check_sync_every: number of steps between two comparisons; 0: none.
-        headroom: the trial's setting; 0: ``noop`` takes no part.
+        headroom: the trial's setting ``headroom``; 0: ``noop`` is not among the candidates.
 
     Raises:
         UsageError: models would be compared in a trial with ``noop``.

@@ -74,7 +74,7 @@ class SyncCheck:
         self._world_size = world_size
         self._models: list[weakref.ref[nn.Module]] = []
         self._pending: deque[int] = deque(maxlen=_MOST_PENDING)
-        #: Number of checks that rank 0 has compared.
+        #: Number of checks whose hashes rank 0 has compared.
         self.checks = 0
         #: Ranks whose models differ from those of most ranks, and the step after which a check
         #: first found a difference.

@@ -26,7 +26,7 @@ from torch.utils.data import dataloader
 from commprof.capture.patches.replaced import Patches, original_of
 from commprof.capture.recorder import Recorder
 
-#: Largest number of times that are kept for each kind of work.
+#: Largest number of time spans that are kept for each kind of work.
 _MOST = 4096
 #: Two pieces of work of one kind with at most this time between them are noted as one. If a rank
 #: unpickles the objects of all ranks, one after another, this is noted once.

@@ -38,7 +38,8 @@ _UPDATES = 10
 #: If there are more untrained modules than this, none is named. The report advises to freeze the
 #: named modules; if some modules were not frozen, DDP would still have unused parameters.
 _MOST_MODULES = 8
-#: Time from the last of these updates until the exchanges of all these updates are in the trace.
+#: Time after the last of the ``_UPDATES`` updates until the exchanges of all of them are in the
+#: trace.
 _WRITTEN_S = 0.5
 #: Libraries that communicate outside of torch.distributed, by the modules that a script imports.
 _OTHER_LIBRARIES = {
@@ -135,7 +136,9 @@ class TrainedParameters:
             _complain(error)
 
     def _kept_gradients(self) -> set[int]:
-        """Notes a gradient of each DDP model; returns the parameters that have kept theirs.
+        """Returns identities of the noted parameters that still have the noted gradient tensor.
+
+        Then notes a parameter of each DDP model, with its gradient, for the next call.
 
         If a script sets gradients to None, as ``zero_grad`` does by default, the next backward pass
         makes new tensors. If gradients add up, or are filled with zeros, the tensors stay.
@@ -211,7 +214,7 @@ class TrainedParameters:
 
 
 def _models_with(models: list[dict[int, int]], by_update: list[set[int]]) -> list[list[int]]:
-    """Returns, for each update, the indices of the models that hold any of its parameters.
+    """Returns, for each update, the indices of the models in which it trained a parameter.
 
     Empty if there are more than ``MOST_MODELS`` models.
     """
@@ -294,9 +297,10 @@ def warning(found: Exchanged, world_size: int, directory: Path) -> str:
     size = f" of {in_bytes(found.trained.parameter_bytes)}" if found.trained is not None else ""
     return (
         f"commprof: rank {found.rank} made {counted(found.updates, 'update')} of parameters{size} "
-        f"without exchanging their gradients with any of the {world_size} ranks: unless "
-        "parameters are averaged later, each rank trains a model of its own (is the model "
-        f"wrapped?); at the end see {invocation.command('report', invocation.quoted(directory))}"
+        f"without exchanging their gradients with any other of the {world_size} ranks. Unless "
+        "parameters are averaged later, each rank trains a model of its own. Check that the model "
+        "is wrapped, for example in DistributedDataParallel; when the job has ended, run "
+        f"{invocation.command('report', invocation.quoted(directory))}"
     )
 
 

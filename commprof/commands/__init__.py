@@ -79,7 +79,9 @@ def load(name: str) -> Command:
         UsageError: the command belongs to a satellite that is not installed.
     """
     if name not in (known := homes()):
-        raise UsageError(f"this installation of commprof has no {name} (it has {listed(known)})")
+        raise UsageError(
+            f"this installation of commprof has no command {name} (it has {listed(known)})"
+        )
     module, _, class_name = known[name][1].partition(":")
     command: Command = getattr(importlib.import_module(module), class_name)()
     return command
@@ -181,7 +183,8 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         if error.filename is None:
             raise
         shown = invocation.quoted(str(error.filename))
-        print(f"{parser.prog}: no permission to use {shown}", file=sys.stderr)
+        advice = "change its permissions, or name another path"
+        print(f"{parser.prog}: no permission to use {shown}; {advice}", file=sys.stderr)
         return UsageError.exit_code
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)

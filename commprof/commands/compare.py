@@ -32,8 +32,9 @@ from commprof.trace.reader import salvage_dead
 from commprof.trace.run.run_directory import read_context, strategy_directories
 
 _DESCRIPTION = """\
-Compares two recorded runs step by step (step time, its parts, collectives, settings), or two
-results of the microbenchmark row by row: ratios, a rank test, and a verdict for scripts.
+Compares the steps of two recorded runs (step time, its parts, collectives, settings), or the rows
+of two results of the microbenchmark. Shows ratios, and whether a difference is more than noise (by
+a Mann-Whitney test). With --fail-above, the exit code gives a verdict for scripts.
 
   commprof compare BEFORE AFTER                          run directories, or torch.profiler's traces
   commprof compare BEFORE.json AFTER.json --fail-above 5%    from commprof microbench --json
@@ -65,7 +66,7 @@ class CompareCommand:
         parser.add_argument(
             "--fail-above",
             metavar="5%",
-            help="exit with 1 if AFTER is slower by more than this and the difference is beyond "
+            help="exit with 1 if B is slower than A by more than this and the difference is beyond "
             "noise",
         )
         parser.add_argument(

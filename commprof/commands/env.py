@@ -14,7 +14,7 @@ from commprof.invocation import quoted
 from commprof.monitor.settings import add_arguments, settings_of
 
 _DESCRIPTION = """\
-Records a job that torchrun, srun, mpirun, or a container's entry point launches, unchanged.
+Records an unchanged job that torchrun, srun, mpirun, or a container's entry point launches.
 
   commprof env --output DIR -- torchrun --nproc-per-node 4 train.py --lr 0.1
   eval "$(commprof env --output DIR)"      the same for every job that this shell starts
@@ -47,7 +47,8 @@ class EnvCommand:
             "program",
             nargs=argparse.REMAINDER,
             metavar="-- COMMAND",
-            help="command to run with the variables set (default: print them for a shell to set)",
+            help="command to run with commprof's variables in its environment (default: print the "
+            "variables for a shell to set)",
         )
 
     def run(self, args: argparse.Namespace) -> int:

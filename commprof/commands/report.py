@@ -71,7 +71,9 @@ Works on runs that were cut short: whatever was recorded is shown.
             ".parquet is a folder, into which all tables are written for DuckDB, Spark and others",
         )
         parser.add_argument(
-            "--force", action="store_true", help="overwrite FILE of -o, or the tables in its folder"
+            "--force",
+            action="store_true",
+            help="overwrite FILE of -o, or its tables if it is a folder",
         )
         parser.add_argument(
             "--all", action="store_true", help="all tables too, not only the first screen"
@@ -131,8 +133,8 @@ def _write_folder(args: argparse.Namespace, folder: Path, has_steps: bool) -> in
 
     if not has_steps:
         raise UsageError(
-            f"{invocation.quoted(args.run)} holds no steps, and only runs with steps have a folder "
-            "of tables; name a -o FILE that ends in .parquet"
+            f"{invocation.quoted(args.run)} holds no steps, and only runs with steps can be "
+            "written as a folder of tables; name a -o FILE that ends in .parquet"
         )
     for option in ("rows", "price_per_hour"):
         if getattr(args, option) is not None:

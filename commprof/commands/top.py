@@ -87,8 +87,8 @@ the job has ended. See docs/monitoring.md.
         logs = logs_in(args.run, args.once)
         if logs is not None and args.profile is not None:
             raise UsageError(
-                "--profile is not for logs of NCCL Inspector, whose transfers the view shows by "
-                "size; leave it out"
+                "--profile is for a job's traces: the view of NCCL Inspector's logs shows "
+                "bandwidths without comparing them; leave --profile out"
             )
         expected_s = satellites.forecast().expected_times(args.profile) if args.profile else None
         patience_s = 0.0 if args.once else PATIENCE_S

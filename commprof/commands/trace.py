@@ -42,8 +42,8 @@ class TraceCommand:
 
     description = """\
 Writes a timeline of all ranks for https://ui.perfetto.dev or chrome://tracing: steps, phases,
-exposed waiting, every collective in flight, buckets and compressors, and arrows from the rank that
-came last to a collective to those that waited for it. All ranks are on one clock.
+exposed waiting, every collective in flight, buckets and compressors. Arrows lead from the rank that
+issued a collective last to the ranks that waited for it. All ranks are on one clock.
 
   commprof trace RUN -o trace.json.gz          the largest world size of the run
   commprof trace RUN --world-size 2 --steps 10-20 -o two.json

@@ -43,7 +43,7 @@ def _backend() -> str:
 
 
 def script_path() -> str:
-    """Absolute path of the file that this process runs; empty if there is none, or not found."""
+    """Returns the absolute path of this process's script; empty if none, or if not found."""
     file = str(getattr(sys.modules.get("__main__"), "__file__", None) or "")
     # runpy leaves a relative path unchanged, and the script may have changed its working folder. So
     # the path is also looked for in the script's folder, the first entry of sys.path; that entry is
@@ -56,7 +56,7 @@ def script_path() -> str:
 
 
 def _debug_level() -> str:
-    """Level of torch's checks of collectives, TORCH_DISTRIBUTED_DEBUG; empty without c10d."""
+    """Returns torch's level of TORCH_DISTRIBUTED_DEBUG, such as DETAIL; empty without c10d."""
     return str(dist.get_debug_level().name) if dist.is_available() else ""
 
 
@@ -149,8 +149,8 @@ def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
     """Returns the content of a trace's first block.
 
     Args:
-        ring_prefix: path of the files that hold the threads' ring buffers, up to the number in the
-            file names; unused if the native module is missing.
+        ring_prefix: start of the paths of the files that hold the threads' ring buffers; each file
+            adds a number to it. Unused if the native module is missing.
         extra: metadata that the script gave to ``profile``.
 
     Raises:

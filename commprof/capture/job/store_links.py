@@ -1,9 +1,9 @@
 """Connects ranks through the default group's store, to compare clocks and to share arrivals.
 
 Arrivals are the times at which ranks issued each collective. No collective is issued to connect.
-Capture may start before the default group exists, so each capture tries when it starts, and then at
-the ends of steps. The native module compares clocks on threads of its own: rank 0 writes the
-address at which it answers into the store, and the other ranks read it.
+Capture may start before the default group exists. So each capture tries to connect when it starts,
+and tries again at the ends of training steps. The native module compares clocks on threads of its
+own: rank 0 writes the address at which it answers into the store, and the other ranks read it.
 """
 
 from __future__ import annotations

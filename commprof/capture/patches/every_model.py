@@ -14,7 +14,7 @@ from commprof import satellites
 from commprof.capture.attachment import attach
 
 _CAP = "bucket_cap_mb"
-#: DDP's argument with a cap for each bucket, which not every version of torch has.
+#: DDP's argument that gives each bucket its own cap; not every version of torch has it.
 _CAPS = "bucket_cap_mb_list"
 
 
@@ -74,7 +74,7 @@ def cap_every_model(cap_mb: float) -> None:
             said = True
             print(
                 f"commprof: the script sets {named} for a model, which keeps it; --bucket-cap-mb "
-                f"{cap_mb:g} applies only to models for which no cap is set",
+                f"{cap_mb:g} applies only to models for which the script sets no cap",
                 file=sys.stderr,
             )
         original(self, *args, **kwargs)

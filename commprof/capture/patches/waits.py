@@ -5,7 +5,7 @@
 futures. So the Work's Python methods tell which futures are a collective's, and the futures' Python
 methods report the waits. Their results and exceptions stay the same. A rank that has left the loop
 of ``ddp.join()`` early takes part in the other ranks' all-reduces, and waits for futures that DDP's
-reducer made. So a patch of the reducer's method tells which futures these are.
+reducer made. So a patch of the reducer's ``_run_comm_hook`` tells which futures these are.
 
 ``stream.wait_event`` and ``stream.wait_stream``: the native module times the wait if a ``Work``
 makes a device's stream wait. FSDP2 makes a stream wait without a Work: it issues its collectives on

@@ -12,8 +12,8 @@ from commprof.errors import UsageError
 _Value = TypeVar("_Value")
 
 _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-#: Bytes/s of each unit: b and bit are bits, B is a byte. In small letters only ``gbps`` and
-#: ``gbit/s`` are accepted, because some people write ``gb/s`` for gigabytes.
+#: Bytes/s of each unit: b and bit are bits, B is a byte. After a prefix in lower case, ``b/s`` is
+#: not accepted, because some people write ``gb/s`` for gigabytes.
 _BYTES_PER_S = {
     spelled + unit: factor * size_bytes
     for prefix, factor in _PREFIXES.items()

@@ -43,7 +43,7 @@ def dry_run_text(
     if args.trial:
         head.append(f"Trial: {args.trial}")
     if args.stacks:
-        head.append("The line that issued each collective is recorded.")
+        head.append("The line of code that issued each collective is recorded.")
     blocks = ["\n".join(_wrapped(line, width) for line in head)]
     places = places_of(directory, targets)
     blocks += [_wrapped(text, width) for text in dict.fromkeys(descriptions)]

@@ -228,7 +228,10 @@ def _add_training(parser: argparse._ArgumentGroup) -> None:
         help="type in which forward and backward compute; fp16 scales the loss (default: fp32)",
     )
     parser.add_argument(
-        "--clip-norm", type=float, metavar="X", help="clip gradients to this norm (default: no)"
+        "--clip-norm",
+        type=float,
+        metavar="X",
+        help="clip gradients to this norm (default: no clipping)",
     )
     parser.add_argument(
         "--checkpoint-activations",
@@ -311,7 +314,7 @@ def _add_where(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--stacks",
         action=argparse.BooleanOptionalAction,
-        help="also record the line that issued each collective",
+        help="also record the line of code that issued each collective",
     )
     parser.add_argument(
         "--samples",

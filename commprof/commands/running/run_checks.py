@@ -158,15 +158,16 @@ def _predicted(args: argparse.Namespace, world_sizes: list[int]) -> BestPredicti
     found = read_best(args.check_prediction / PREDICTIONS_FILE)
     if world_sizes != [found.world_size]:
         raise UsageError(
-            f"--check-prediction: {args.check_prediction} predicted {found.world_size} ranks, "
-            f"not {', '.join(map(str, world_sizes))}; give --world-sizes {found.world_size}"
+            f"--check-prediction: the prediction in {args.check_prediction} is for "
+            f"{found.world_size} ranks, not {', '.join(map(str, world_sizes))}; give --world-sizes "
+            f"{found.world_size}"
         )
     for name, value in found.options.items():
         given, option = getattr(args, name), f"--{name.replace('_', '-')}"
         if given is None or _text(given) != value:
             raise UsageError(
-                f"--check-prediction: {args.check_prediction} predicted a run with {option} "
-                f"{value}; give this option, or leave --check-prediction out"
+                f"--check-prediction: the prediction in {args.check_prediction} is for a run with "
+                f"{option} {value}; give this option, or leave --check-prediction out"
             )
     return found
 

@@ -78,7 +78,7 @@ def save_changes(directory: Path, args: argparse.Namespace, context: dict[str, A
 
 
 def save_config(directory: Path, args: argparse.Namespace, world_sizes: Sequence[int]) -> None:
-    """Writes ``config.yaml``: the final value of every option, for ``--config``.
+    """Writes ``config.yaml``: the final values of the options, for repeating the run.
 
     A failure is printed on stderr and does not end the run.
     """

@@ -50,7 +50,7 @@ def shown(run: OpenedRun) -> RenderedReport:
     """Returns the report of an opened run.
 
     Raises:
-        CommprofError: the run's directory is not a run directory.
+        CommprofError: the run's directory is neither a run directory nor a recording.
     """
     look = invocation.command("report", invocation.quoted(run.directory), "--all")
     return _Comparison(run.strategies, look) if run.strategies else _Run(run, look)

@@ -436,7 +436,7 @@ def test_a_profile_within_a_recorded_job_joins_the_running_capture(
         whole.of_whole_job = False
         whole.stop()
     said = capsys.readouterr().err
-    assert f"the whole script is already recorded to {tmp_path}/job; " in said
+    assert f"the whole script is being recorded to {tmp_path}/job; " in said
     assert f"nothing goes to {tmp_path}/own" in said
     assert not (tmp_path / "own").exists()
     assert whole.trace_path is not None

@@ -133,7 +133,7 @@ def test_a_user_who_wants_no_plugin_gets_none(
     monkeypatch.setenv(CHOSEN, "None")
     assert nccl.set_up() == (
         "NCCL_PROFILER_PLUGIN=None in the environment forbids profiler plugins, so NCCL's own "
-        "operations are not recorded"
+        "operations are not recorded; unset it to record them"
     )
     assert os.environ[CHOSEN] == "None"
     assert CHOSEN not in environment(tmp_path)

@@ -181,4 +181,6 @@ def test_a_path_without_permission_is_refused_in_one_line(
 
     monkeypatch.setattr(Path, "is_dir", refused)
     assert main(["compare", "private/run", "other"]) == 2
-    assert capsys.readouterr().err == "commprof: no permission to use private/run\n"
+    assert capsys.readouterr().err == (
+        "commprof: no permission to use private/run; change its permissions, or name another path\n"
+    )

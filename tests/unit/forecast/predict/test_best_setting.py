@@ -249,12 +249,12 @@ def test_a_saved_best_setting_is_read_again(tmp_path: Path) -> None:
     [
         (
             ["--world-sizes", "2"],
-            "predicted a run with --hook fp16; give this option, or leave",
+            "is for a run with --hook fp16; give this option, or leave",
         ),
         (["--world-sizes", "2", "--hook", "int8"], "a run with --hook fp16; give this"),
         (
             ["--world-sizes", "3", "--hook", "fp16"],
-            "predicted 2 ranks, not 3; give --world",
+            "is for 2 ranks, not 3; give --world",
         ),
     ],
 )
