@@ -177,8 +177,8 @@ class Profiler:
             )
         clock = ClockLink(self._compared_clocks)
         rank, _ = rank_and_world_size()
-        # The path is absolute, because the working directory may change, and because other processes
-        # read the path in the file that names the owner of the ring buffers.
+        # The path is absolute, because the working directory may change, and other processes read
+        # the path in the file that names the owner of the ring buffers.
         path = beside_other_replicas(self._directory.absolute() / trace_name(rank))
         prefix = ring_prefix()
         metadata = trace_metadata(prefix, self._metadata)
