@@ -64,7 +64,7 @@ def judge(values: Sequence[tuple[str, Load]]) -> Outcome:
         )
         if (load.cpu_percent or 0) > _CPU_PERCENT:
             status = WARN if status == PASS else status
-            advice.append(f"other processes use the cores of {host}: find them with top")
+            advice.append(f"other processes use the cores of {host}: run top there to find them")
         if (load.memory_percent or 0) > _MEMORY_PERCENT or _short(load, _LITTLE):
             status = WARN if status == PASS else status
             advice.append(f"memory is short on {host}: run free -h there, or use smaller batches")

@@ -51,6 +51,6 @@ def judge(values: Sequence[tuple[bool, float]]) -> Outcome:
             NAME,
             FAIL,
             f"{named_ranks(wrong)} received wrong messages",
-            "messages of the previous rank arrive damaged: check the link and its driver",
+            "messages from the previous rank arrive damaged: check the link and its driver",
         )
     return Outcome(NAME, PASS, f"{_ROUNDS} rounds, {values[0][1]:.0f} us from rank to rank")

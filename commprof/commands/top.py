@@ -40,7 +40,7 @@ _NEXT_JOB_S = 30.0
 _SILENT_S = 300.0
 _SILENT = (
     "The monitors of the missing hosts wrote nothing for {minutes:g} minutes, and these hosts have "
-    "too many ranks to follow without monitors: commprof top waits no longer; commprof report RUN "
+    "too many ranks to follow without monitors. So commprof top stops waiting; commprof report RUN "
     "reads the traces."
 )
 
