@@ -26,8 +26,7 @@ from typing import (
     get_type_hints,
 )
 
-#: Size of the largest JSON file that is read. commprof's own files have a few MB for a run of 1000
-#: ranks.
+#: Larger JSON files are refused. commprof's own files take a few MB for a run of 1000 ranks.
 _MOST_JSON_BYTES = 256 << 20
 _MEMINFO = Path("/proc/meminfo")
 

@@ -22,7 +22,7 @@ from commprof.invocation import quoted
 from commprof.recordings.inspector import is_inspector
 from commprof.text import printable
 
-#: A negligible latency, which needs no unit.
+#: Matches a latency of zero, which may be given without a unit.
 _ZERO = re.compile(r"0+(\.0*)? *([num]?s)?")
 
 

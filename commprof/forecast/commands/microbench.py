@@ -117,8 +117,8 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
         "--warmup_iters",
         type=int,
         metavar="N",
-        help="calls before the samples, per size and round (default: 1 to 5, as many as fit into "
-        "5 ms)",
+        help="warm-up calls for each size in each round, which is a pass over all sizes (default: "
+        "1 to 5, as many as fit into 5 ms)",
     )
     parser.add_argument(
         "-c",
@@ -259,7 +259,7 @@ def _launch(plan: BenchPlan, directory: Path) -> None:
 
 
 def _run_as_rank(args: argparse.Namespace, rank: int, world_size: int) -> int:
-    """Measures as one of torchrun's ranks; rank 0 prints for all."""
+    """Measures as one rank of a job that torchrun or mpirun started; rank 0 prints for all."""
     try:
         plan = make_plan(args, world_size)
         local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -52,11 +52,11 @@ class PredictCommand:
     """The command ``commprof predict``."""
 
     description = """\
-Replays a recorded run's steps in another setting: when gradients become ready, how buckets queue
-for the link, how much communication stays exposed. Step time, throughput, efficiency, exposed and
-hidden communication have intervals; other figures are of the median step. The output also shows
-the model's error on recorded steps that the model was not fitted to. A setting whose costs were not
-measured is refused.
+Replays a recorded run's steps in another setting. The replay computes when gradients become ready,
+how buckets queue for the link, and how much communication stays exposed. Step time, throughput,
+efficiency, exposed and hidden communication have intervals; the other figures describe the median
+step. The output also shows the model's error on recorded steps that the model was not fitted to. A
+setting whose costs were not measured is refused.
 
   commprof predict RUN --world-size 16,64,256 --ranks-per-host 1 --bandwidth 25Gbps --latency 20us
   commprof predict RUN --bucket-cap-mb 5,25,100 --hook none,fp16

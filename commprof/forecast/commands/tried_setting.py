@@ -43,7 +43,8 @@ def tried(
         context: ``run.json`` of the run that the prediction is based on.
         run: directory of that run, or file of a recording. Only a directory keeps predictions that
             the command can check.
-        shard_ranks: number of ranks in that run that share one copy of the model; None for all.
+        shard_ranks: number of ranks in that run that share one copy of the model; None if all
+            ranks share it, or if the run is not sharded.
     """
     strategy = str(context.get("strategy", "fsdp")) if "workload" in context else ""
     command = taken_apart(str(context.get("command", "")), tuple(context.get("script", ())))

@@ -8,8 +8,9 @@ in ``algorithms.py`` for each algorithm, so one curve holds for all numbers of r
 latency of a step in seconds, beta the seconds per byte of a step. In an operation that reduces,
 beta = wire + gamma * reduced / sent. wire is the seconds to send a byte, and gamma the seconds to
 add up a byte (Hockney's model with Thakur's reduction term). Pieces divide the range of x, because
-the protocol may change with x. A curve may also have knots, pairs of x and t(x). Between knots at
-most a factor ``DENSE`` apart in x, t(x) is interpolated; elsewhere, the piece's line is used.
+the protocol may change with x. A curve may also have knots, pairs of x and t(x). Between two knots
+whose x differ by at most the factor ``DENSE``, t(x) is interpolated; elsewhere, the piece's line is
+used.
 
 NCCL changes protocol, algorithm and number of channels at certain sizes. These sizes are not known
 exactly, so a curve of few pieces fits NCCL's times poorly. If measured sizes are dense,
@@ -35,14 +36,14 @@ from commprof.forecast.costs.algorithms import Work, canonical, work
 from commprof.stats.intervals import robust_deviation
 
 Floats = npt.NDArray[np.float64]
-#: Bytes per step, and seconds per step.
+#: Bytes and seconds per step of the algorithm.
 Knot = tuple[float, float]
 
 #: No time is interpolated between neighbours further apart than this factor. Sizes that double are
 #: dense enough even if one of them is left out.
 DENSE: Final = 5.0
-#: ``knots_through`` also guesses a knot's time from the two knots beside it. These two are further
-#: apart than neighbours: by at most this factor.
+#: ``knots_through`` also guesses a knot's time from the two knots beside it, if the larger of their
+#: sizes is at most this factor times the smaller one.
 _DENSE_FOR_GUESSES: Final = 10.0
 
 
@@ -145,14 +146,14 @@ class CostCurve:
     op: str
     backend: str
     pieces: tuple[Piece, ...]
-    #: Range of the measurements: bytes per step, and ranks.
+    #: Range of the measurements: bytes per step of the algorithm, and ranks.
     step_bytes: tuple[float, float]
     world_sizes: tuple[int, ...]
     #: Ranks of the measurement per usable core of their host; NaN if unknown.
     ranks_per_core: float = math.nan
     #: Root mean square of the relative residuals, and the largest of them. If ``source`` is "run",
-    #: ``residual`` is the mean absolute error of the replayed bucket ends, divided by the step, and
-    #: ``worst_residual`` is NaN.
+    #: ``residual`` is the mean absolute error of the replayed bucket ends, divided by the step
+    #: time, and ``worst_residual`` is NaN.
     residual: float = math.nan
     worst_residual: float = math.nan
     #: Errors with each size left out in turn; None if there are too few sizes.
@@ -169,7 +170,7 @@ class CostCurve:
     #: Origin of the points: collectives measured alone ("microbench"), bucket ends of recorded DDP
     #: steps ("run"), or single calls of recorded sharded steps ("calls").
     source: str = "microbench"
-    #: Bytes per step in ascending order, each with its time; empty if lines fit better.
+    #: In ascending order of bytes; empty if lines fit better.
     knots: tuple[Knot, ...] = ()
 
     @property
@@ -213,7 +214,7 @@ class CostCurve:
         low, high = self.step_bytes
         if steps and (min(steps) < 0.999 * low or max(steps) > 1.001 * high):
             reasons.append(
-                f"ring steps of {min(steps):.3g} to {max(steps):.3g} bytes (measured: {low:.3g} to "
+                f"messages of {min(steps):.3g} to {max(steps):.3g} bytes (measured: {low:.3g} to "
                 f"{high:.3g})"
             )
         return reasons

@@ -6,12 +6,12 @@ for the first piece:
 
     time = overhead + max(C, W) + min(C, W) / p
 
-With ``hierarchical``, or a scheme's option ``hierarchical=1``, the ranks of a host first add up
-their gradients, then the hosts exchange the sums. Here C is the time within a host, beta * size,
-and the overhead is the latency within a host. beta and this latency are fitted by replaying
-recorded steps, because the stages' own times include waiting for the host's other ranks. W is the
-transfer time between hosts, from the alpha and beta of the link between hosts. Each host counts
-as one peer.
+With the compressor ``hierarchical``, or another compressor's option ``hierarchical=1``, the ranks
+of a host first add up their gradients, then the hosts exchange the sums. Here C is the time within
+a host, beta * size, and the overhead is the latency within a host. beta and this latency are fitted
+by replaying recorded steps, because the stages' own times include waiting for the host's other
+ranks. W is the transfer time between hosts; it follows from the cost curve of the link between
+hosts. Each host counts as one peer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _PIECE_BYTES = 1 << 20
 #: ``block_scheme.cpp``).
 _MESSAGES = {TWO_PHASE: 3, GATHER: 2}
 _ONE_PHASE_RANKS = 2
-#: Least number of ranks at which top-k may use owner ranks (``SplitGather::canPay``).
+#: Least number of ranks at which top-k may let each rank sum its own part of the bucket
+#: (``SplitGather::canPay``).
 _FEWEST_OWNERS = 4
 #: Least number of chunks into which commprof's own backend cuts a bucket.
 _CHUNKS = 8
@@ -90,13 +91,14 @@ class HookCost:
     alpha_s: float = math.nan
     #: Link class of the recorded run; empty if the profile lacks it.
     link: str = ""
-    #: Mean absolute error of the replayed bucket ends of the recorded run, divided by the step; NaN
-    #: if the profile lacks it.
+    #: Mean absolute error of the replayed bucket ends of the recorded run, divided by the step
+    #: time; NaN if the profile lacks it.
     residual: float = math.nan
     #: Root mean square of the relative residuals of a bucket's processor time; NaN if the cost was
     #: not fitted to the stages' own times, or the profile lacks it.
     work_residual: float = math.nan
-    #: 95 % bootstrap interval of each figure; NaN for figures of unknown uncertainty.
+    #: Ends of each figure's 95 % bootstrap interval; NaN for figures of unknown uncertainty. None
+    #: if the profile lacks them.
     low: HookFigures | None = None
     high: HookFigures | None = None
     #: Bootstrap replicates, each fitted with the link's replicate of the same number.

@@ -101,7 +101,7 @@ def load_profile(path: Path) -> MachineProfile:
     """Reads a profile.
 
     Raises:
-        CommprofError: the file is not a machine profile, or of an unsupported version.
+        CommprofError: the file is not a machine profile, or is of an unsupported version.
     """
     try:
         document = read_json(path)

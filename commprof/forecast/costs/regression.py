@@ -84,9 +84,8 @@ def find_breaks(x: Floats, y: Floats) -> tuple[float, ...]:
     """Finds the pieces that fit ``y`` best by BIC, with one line each; returns where they begin.
 
     The first piece begins at 0, each other piece at the geometric midpoint of two neighbouring x.
-    If there are more than ``MOST_SIZES`` different x, only ``MOST_SIZES`` of them, evenly spread in
-    the order of x, are tried as begins of pieces; each line is still fitted to all points of its
-    piece.
+    If there are more than ``MOST_SIZES`` different x, pieces may begin only at ``MOST_SIZES`` of
+    them, evenly spread in the order of x; each line is still fitted to all points of its piece.
     """
     values = np.unique(x)
     most = max(1, min(MOST_PIECES, len(values) // LEAST_PER_PIECE))

@@ -61,7 +61,7 @@ def build_profile(
         latency_s: the one-way latency of the same link; NaN if the user does not state it.
 
     Raises:
-        CommprofError: the measurements of no collective suffice to fit its costs.
+        CommprofError: no collective has enough measurements to fit its costs.
     """
     left_out = [reason for measurement in measurements for reason in measurement.left_out]
     curves = _curves(measurements, recorded, left_out)
@@ -88,7 +88,7 @@ def build_profile(
 def _curves(
     measurements: Sequence[Measurement], recorded: Sequence[RecordedJob], left_out: list[str]
 ) -> dict[str, dict[str, CostCurve]]:
-    """Fits the curves of each link class; ``left_out`` gets a message per unused curve or fit."""
+    """Fits each link class's curves; ``left_out`` gets a message per failed fit or unused curve."""
     points = [point for each in measurements for point in each.points]
     steps = [each.schedule for each in recorded]
     curves = {}

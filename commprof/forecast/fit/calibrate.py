@@ -33,7 +33,7 @@ _SEED = 20240501
 #: Number of latencies, and of rates, in each grid of ``_refined``.
 _GRID = 5
 _MOST_GRIDS = 60
-#: Losses that differ by less, relatively, count as equal.
+#: Two losses count as equal if their relative difference is below this.
 _ROUNDING = 1e-9
 
 

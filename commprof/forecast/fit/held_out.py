@@ -49,8 +49,8 @@ class HeldOutCheck:
     #: Step times of ideal models: no overlap, and perfect overlap.
     no_overlap_s: float
     perfect_overlap_s: float
-    #: Median step time of the run that the replay was made from. As an answer, it means that the
-    #: other setting changes nothing.
+    #: Median step time of the run that the replay was made from, scaled to the setting's number of
+    #: backward passes per step. As an answer, it means that the setting changes nothing else.
     as_is_s: float = math.nan
 
     @property
@@ -199,10 +199,10 @@ def _is_same(steps: RecordedSteps, other: RecordedSteps) -> bool:
 
 
 def _fitted_alone(replay: Model) -> MachineProfile:
-    """Returns the replay's profile after curves from recorded runs were fitted to one run alone.
+    """Returns the replay's profile, with curves from recorded runs refitted to its own run alone.
 
-    This run is the replay's own: the one that the replay was made from. Only the curves of its link
-    class are refitted; none if it has a hook or one rank.
+    The replay's own run is the one that it was made from. Only the curves of that run's link class
+    are refitted; none if that run has a hook or one rank.
     """
     schedule, profile = replay.schedule, replay.profile
     link = profile.links.get(schedule.link)

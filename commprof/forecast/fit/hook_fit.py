@@ -65,7 +65,7 @@ def fit_hook(
     Args:
         label: the compressor, as given to ``--hook``.
         rows: times of the runs' compressed buckets.
-        schedules: schedules of the same runs; their buckets' completion times fix the overhead.
+        schedules: schedules of the same runs; their buckets' completion times give the overhead.
         curve: cost of an all-reduce on the runs' link.
         plain: runs without a hook; a run with the same buckets shows how the hook slows compute.
 
@@ -220,9 +220,9 @@ def _own_s(schedule: Schedule) -> float:
 
 
 def _miss(cost: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> float:
-    """Returns the mean absolute error of the buckets' replayed ends, as a share of the median step.
+    """Returns the mean absolute error of the buckets' replayed ends, as a share of the step time.
 
-    The shares of several runs are added up.
+    The step time is the run's median. The shares of several runs are added up.
     """
     total = 0.0
     for schedule in schedules:
@@ -289,7 +289,7 @@ def _redrawn(schedule: Schedule, random: np.random.Generator) -> Schedule:
 def _redrawn_rows(
     rows: Sequence[CompressionRow], random: np.random.Generator
 ) -> list[CompressionRow]:
-    """Resamples rows with replacement, with two sizes if possible, because a line needs two.
+    """Resamples rows with replacement; keeps two sizes if there are two, because a line needs them.
 
     Fewer rows than ``_LEAST_BUCKETS`` are returned unchanged.
     """

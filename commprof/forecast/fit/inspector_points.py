@@ -1,4 +1,4 @@
-"""Points for cost curves from logs of NCCL Inspector: transfers, without the waiting."""
+"""Reads points for cost curves from logs of NCCL Inspector: transfer times without waiting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from commprof.invocation import quoted
 from commprof.recordings.inspector import Progress, read_logs
 from commprof.text import counted
 
-#: Largest number of times of single calls that a point keeps.
+#: If there are more single calls than this, a point keeps the times of only some of them: at least
+#: this many, and fewer than twice as many.
 _MOST_SAMPLES = 500
 
 
@@ -46,8 +47,8 @@ def read_inspector_points(path: Path, progress: Progress | None = None) -> Measu
     )
     if unsplit:
         left_out.append(
-            f"{quoted(path)}: {' and '.join(unsplit)}, whose root the logs do not name, so that "
-            "their times include waiting"
+            f"{quoted(path)}: {' and '.join(unsplit)}: the logs do not name the root, so the times "
+            "include waiting"
         )
     remark = (
         f"{quoted(path)}: times are those of transfers in a running job, without kernel launches; "
@@ -58,9 +59,9 @@ def read_inspector_points(path: Path, progress: Progress | None = None) -> Measu
 
 def _unusable(transfers: InspectedTransfers) -> str:
     if transfers.op not in OPERATIONS:
-        return "is of an operation without a model"
+        return "has no cost model"
     if transfers.crosses_hosts is None:
-        return "is of ranks whose hosts are not known"
+        return "ran on unknown hosts"
     calls = sum(map(len, transfers.by_communicator_us))
     if calls < LEAST_CALLS:
         return f"has {counted(calls, 'complete call')} only"

@@ -85,7 +85,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class _Spread:
-    """How the ranks of a job are spread over hosts; a smaller group has the job's first ranks."""
+    """How a job's ranks are spread over hosts; a group of N ranks is the job's first N ranks."""
 
     #: Index of each rank's host; empty if the file does not state it. Then it is assumed that
     #: each host has the same number of consecutive ranks.
@@ -113,7 +113,7 @@ class _Spread:
 
 
 def read_points(path: Path) -> Measurement:
-    """Reads points from a microbenchmark's JSON or nccl-tests; prefers out-of-place rows.
+    """Reads points from a result of a microbenchmark or nccl-tests; prefers out-of-place rows.
 
     Raises:
         CommprofError: the file is not a result of a microbenchmark, is of an unsupported version,
@@ -145,8 +145,8 @@ def _of_nccl_tests(path: Path) -> Measurement:
     hosts = sweep.context["hosts"]
     if hosts is None:
         raise CommprofError(
-            f"{invocation.quoted(path)} does not say on which hosts all ranks were, which a fit "
-            "must know; give the printed text with the lines `# Rank ...` of all ranks"
+            f"{invocation.quoted(path)} does not name the host of every rank, which a fit must "
+            "know; give the printed text with the lines `# Rank ...` of all ranks"
         )
     rows = [
         checked({**dataclasses.asdict(row), **dataclasses.asdict(row.key)}, _Row)
@@ -193,7 +193,7 @@ def _error(point: Point, in_place_s: float | None) -> float:
 def _spread(context: _Context, most_ranks: int) -> _Spread:
     """Returns how the measured ranks were spread over hosts.
 
-    If the file does not tell, there is one host, with ``most_ranks`` ranks and NaN cores.
+    Where the file states no number, assumes one host, ``most_ranks`` ranks and NaN usable cores.
     """
     cores = checked(context.machine, {"usable_cpu_count": int | None}, "context.machine")
     return _Spread(

@@ -1,4 +1,4 @@
-"""Points for cost curves from the collectives of recorded jobs that have no steps."""
+"""Reads points for cost curves from the collectives of recorded jobs without steps."""
 
 from __future__ import annotations
 

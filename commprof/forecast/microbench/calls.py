@@ -88,7 +88,7 @@ def _options(kind: Any, is_async: bool, **values: Any) -> Any:
 
 
 def _with_copy(buffers: Buffers, copies: bool, start: Callable[[], Any]) -> Callable[[], Any]:
-    """Returns `start`; with `copies` and out of place, it is preceded by a copy of the input."""
+    """Returns `start`; if `copies` and out of place, a function that first copies the input."""
     source, target = buffers.source, buffers.target
     if source is target or not copies:
         return start
@@ -171,7 +171,7 @@ _STARTS: dict[str, Callable[[Side, Buffers, Any, bool], Any]] = {
 def count_wrong(
     plan: BenchPlan, op: str, count: int, side: Side, buffers: Buffers, call: Call
 ) -> int:
-    """Runs `call` and counts this rank's wrong elements, as often as `plan.check` says.
+    """Runs `call` as often as `plan.check` says, and counts this rank's wrong elements.
 
     Then the buffers are cleared.
     """

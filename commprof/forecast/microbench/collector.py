@@ -114,7 +114,7 @@ class SweepRun:
         return TimedCall(call), count_wrong(plan, op, count, side, buffers, call)
 
     def _hook_call(self, count: int, turn: int, side: Side) -> tuple[TimedCall, int | None]:
-        """Returns the call to time, a backward pass with the hook, and a number of wrong elements.
+        """Returns the call to time (a backward pass with the hook) and a number of wrong elements.
 
         The number is None if nothing was checked; only the first round checks. All rounds
         share one model per size, because each model's hook has its own process group.

@@ -20,7 +20,7 @@ from commprof.forecast.microbench.measure import TimedCall
 
 Tensor = Any  # the type checker does not read torch
 
-_GRADIENTS = 3  # used in turn, so that error feedback does not see the same gradient again
+_GRADIENTS = 3  # used in turn, so that error feedback does not always see the same gradient
 _MOST_COLUMNS = 1024
 _BUCKET_CAP_MB = 1 << 20  # one bucket, whatever the size
 #: Relative error allowed: every scheme can represent the values, but int8's scales are rounded.
@@ -63,7 +63,7 @@ class HookBench:
     """Gradients, which are used in turn."""
 
     def timed(self) -> TimedCall:
-        """Returns a call that runs a backward pass, after untimed removal of the old gradient."""
+        """Returns a backward pass to time; the old gradient is removed before it, untimed."""
         turn = 0
 
         def call() -> None:

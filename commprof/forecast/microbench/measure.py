@@ -4,8 +4,9 @@ The measuring loop runs in C++ if the native module is present and tensors are o
 two calls Python takes several microseconds, in which a backend's threads fall asleep. The loop runs
 in Python for tensors on a device, and for hooks, whose sample is a backward pass of a model.
 
-Overlap is measured as in IMB-NBC: the collective alone; then the collective issued, followed by
-compute of about the same length, followed by a wait. The compute is IMB's too, a 100 x 100 matrix
+Overlap is measured as in IMB-NBC. Each sample times the collective alone, then the compute alone,
+then both together: the collective is issued, the compute runs, and a wait for the collective
+follows. The compute takes about as long as the collective; it is IMB's too, a 100 x 100 matrix
 times a vector.
 """
 
@@ -121,7 +122,7 @@ def take_samples(timed: TimedCall, meet: Call, iterations: int) -> Times:
         return in_cpp
     begin_ns, end_ns = [0] * iterations, [0] * iterations
     call, prepare, now = timed.call, timed.prepare, time.monotonic_ns
-    with uncollected():  # a collection would lengthen a sample
+    with uncollected():  # a garbage collection would lengthen a sample
         for i in range(iterations):
             if prepare is not None:
                 prepare()

@@ -70,7 +70,7 @@ def ladder(
     )
 
 
-#: Memory per rank in units of one size: two buffers, the expected result, and the comparison.
+#: Memory per rank in units of the largest size: two buffers, expected result, and comparison.
 _BUFFERS = 5
 #: Memory per rank for a hook, in units of the sum of all sizes, because its buffers exist for all
 #: sizes at once: model, gradient, bucket, three input gradients, and what the codec keeps.

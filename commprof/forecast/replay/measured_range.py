@@ -38,7 +38,8 @@ def outside_of(
         link: links that the scenario's ring crosses.
         hook: cost of the scenario's compressor; None without a compressor.
         sizes: bytes of the scenario's buckets.
-        batches: smallest and largest number of samples per rank in the steps of the fit.
+        batches: smallest and largest number of samples per rank in the steps to which compute time
+            was fitted.
     """
     reasons = [*_batch(schedule, scenario, batches), *_crowding(schedule, placement, link)]
     if scenario.world_size < 2:

@@ -101,7 +101,7 @@ class Replay(Model):
     batches: tuple[float, float] = (0.0, math.inf)
 
     def replayed(self, scenario: Scenario) -> tuple[Replicated, Replayed]:
-        """Replays a scenario, then once per bootstrap replicate of the steps and costs."""
+        """Replays a scenario, then again for each bootstrap replicate of the steps and costs."""
         if scenario.changes_sharding:
             raise CommprofError(
                 "options of sharding (--wrap-blocks, --reshard-after-forward, --gather-dtype, "

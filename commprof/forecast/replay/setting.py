@@ -127,10 +127,11 @@ class PredictedSetting:
     ready_s: Floats
     backward_end_s: Floats
     copy_s: Floats
-    #: Other collectives: (operation, size, number per step); empty if they stay as recorded.
+    #: Collectives that exchange no gradients: (operation, size, number per step); empty if they
+    #: stay as recorded.
     others: tuple[tuple[str, float, float], ...]
-    #: [steps, ranks]: recorded waits for other collectives, which the times above include; 0 if the
-    #: times of these collectives are predicted.
+    #: [steps, ranks]: recorded waits for collectives that exchange no gradients, which the times
+    #: above include; 0 if the times of these collectives are predicted.
     kept_wait_s: Floats
     outside: tuple[str, ...]
     remarks: tuple[str, ...]
@@ -284,8 +285,8 @@ def _hook(hooks: Mapping[str, HookCost], label: str) -> HookCost:
         return costs[0]
     names = ", ".join(hooks) or "none"
     raise CommprofError(
-        f"hook {label!r} was not measured (in this profile: {names}); record a run with it, and "
-        "give the run to commprof fit too: " + recording(label)
+        f"hook {label!r} was not measured (in this profile: {names}); record a run with this "
+        f"command, and give the run to commprof fit too: {recording(label)}"
     )
 
 
@@ -324,8 +325,8 @@ def _hook_factor(schedule: Schedule, hook: HookCost | None, remarks: list[str]) 
         return 1.0
     if math.isnan(hook.compute_s_per_byte):
         remarks.append(
-            f"{unknown}; record the same job with this hook and without a hook, and fit both runs: "
-            "commprof fit"
+            f"{unknown}; record the same job with this hook and without a hook, and give both runs "
+            "to commprof fit"
         )
         return 1.0
     own_s = float(np.median(schedule.backward_end_s))

@@ -3,11 +3,12 @@
 ``predicted_from`` and ``costs`` name the replayed run and the source of the costs; ``left_out``
 says why recorded world sizes cannot be replayed; ``notes`` are sentences.
 
-``answers`` has an object per scenario, with ``prediction``, ``interval_s``, ``samples_per_s`` and
-``efficiency`` with intervals, ``cost`` and ``epoch_sent_bytes``. ``prediction.waiting`` has
-``wait_s``, ``transfer_s``, ``exposed_s`` and ``hidden_s``; their intervals cover only the errors of
-sampling and fit. ``interval_holds_held_out_error`` is true if ``interval_s`` also covers the
-model's error on held-out settings, and false if this error is unknown.
+``answers`` has an object per scenario. Its keys are ``prediction``, ``interval_s``,
+``samples_per_s``, ``efficiency``, ``cost`` and ``epoch_sent_bytes``; ``samples_per_s`` and
+``efficiency`` have intervals. ``prediction.waiting`` has ``wait_s``, ``transfer_s``, ``exposed_s``
+and ``hidden_s``; their intervals cover only the errors of sampling and fit. The document's
+``interval_holds_held_out_error`` is true if each ``interval_s`` also covers the model's error on
+held-out settings, and false if this error is unknown.
 
 With ``--optimize``, an answer also has ``candidates`` and ``search``. A candidate's ``gain`` and
 its bounds are fractions of the step of the answer's own scenario. ``certainty`` is the share of the

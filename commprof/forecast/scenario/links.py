@@ -24,7 +24,8 @@ _LINK_BOUND = 0.6
 class ScenarioLink:
     """Cost of the collectives of one operation on a scenario's links."""
 
-    #: Cost within a host, and between hosts; None if the ring does not cross such a link.
+    #: Cost within a host, and between hosts; None if the ring does not cross such a link, or if no
+    #: link within a host was measured.
     inner: CostCurve | None
     outer: CostCurve | None
     ranks_per_host: int
@@ -287,7 +288,7 @@ def _refuse_without(link: LinkProfile | None, op: str) -> None:
         return
     raise CommprofError(
         f"the profile has the costs of {listed(sorted(link.curves))}, but not of {op}; "
-        f"measure {op} and fit that file, too: "
+        f"measure {op} with this command, and give FILE to commprof fit, too: "
         + invocation.command("microbench", op, "--json", "FILE")
     )
 

@@ -56,7 +56,7 @@ class Model(ABC):
 
     @abstractmethod
     def replayed(self, scenario: Scenario) -> tuple[Replicated, Replayed]:
-        """Replays a scenario, then once per bootstrap replicate of the steps and costs."""
+        """Replays a scenario, then again for each bootstrap replicate of the steps and costs."""
 
 
 class Medians(NamedTuple):
@@ -70,7 +70,7 @@ class Medians(NamedTuple):
 
 
 class Replicated(NamedTuple):
-    """Medians of the replayed steps, and of replays of resampled recorded steps."""
+    """Medians of a scenario's replay, and of its replays with resampled recorded steps."""
 
     main: Medians
     replicates: list[Medians]
@@ -91,7 +91,7 @@ def replicated(
     random: np.random.Generator,
     replay: Callable[[int, npt.NDArray[np.int64]], Medians],
 ) -> Replicated:
-    """Replays as often as there are replicates.
+    """Replays once per bootstrap replicate.
 
     Args:
         main: medians of the replay of all recorded steps.
@@ -111,7 +111,7 @@ class Replayed:
 
     #: Step without transfers.
     bare_s: float
-    #: Time for which collectives take the link in a step.
+    #: Time in a step during which collectives occupy the link.
     busy_s: float
     #: A rank's own work in a step.
     own_s: float
@@ -123,7 +123,7 @@ class Replayed:
     outside: tuple[str, ...]
     remarks: tuple[str, ...]
     hiding_bytes_per_s: float = math.nan
-    #: Time by which collectives take longer while the ranks compute.
+    #: Time that a step takes longer because more ranks share a core; nothing hides it.
     crowding_s: float = 0.0
 
 

@@ -37,7 +37,8 @@ class Cycle:
     finalize_ns: tuple[int, int]
     #: Time in the finalisation during which the thread was blocked.
     blocked_ns: int
-    #: Time from ``begin_ns`` to the first bucket during which the thread waited for other calls.
+    #: Time that the thread waited for collectives without gradients, from ``begin_ns`` until the
+    #: first bucket was ready.
     other_wait_ns: float
     #: CPU time of the thread divided by wall time, from ``begin_ns`` to the finalisation.
     cpu_share: float
@@ -153,7 +154,7 @@ class _Buckets(NamedTuple):
 
 def _buckets(trace: Trace) -> _Buckets:
     hooked, table = columns.buckets(trace), columns.collectives(trace)
-    if hooked.end_ns.any():  # on a device, buckets have the host's times and no ends
+    if hooked.end_ns.any():  # not on a device: there, buckets have the host's times and no ends
         return _Buckets(hooked.ready_ns, hooked.end_ns, hooked.bytes, None)
     rows = np.flatnonzero(table.op == OPS.index("all_reduce"))
     return _Buckets(

@@ -117,7 +117,7 @@ class StepBatch:
 
 @dataclass(frozen=True)
 class RecordedSteps:
-    """Measured steps of one world size, trained with DDP or with sharded state (FSDP2, ZeRO-1)."""
+    """Measured steps of one world size, of a job with DDP or with sharded state (FSDP2, ZeRO-1)."""
 
     world_size: int
     #: [steps]: seconds until the ranks synchronise again.

@@ -225,7 +225,7 @@ def _changed(
         if not call.item_bytes:
             raise CommprofError(
                 f"the element type of {call.op} was not recorded, so another type cannot be "
-                "predicted"
+                "predicted; leave --gather-dtype and --reduce-dtype out"
             )
         size *= DTYPE_BYTES[dtype] / call.item_bytes
     return [ChangedCall(replace(call, size_bytes=size, among=among), ranks, number)]

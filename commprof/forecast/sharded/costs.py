@@ -60,13 +60,14 @@ class Factors:
     ``ShardedCosts.of`` converts a recorded time with these two costs.
     """
 
-    #: Cost in the scenario, and as recorded; None if nothing changes.
+    #: Cost in the scenario, and as recorded; None if the recorded time is kept, because nothing
+    #: changes or no cost is known.
     pairs: tuple[tuple[_Cost, _Cost] | None, ...]
     outside: tuple[str, ...]
     remarks: tuple[str, ...]
 
     def costs(self, number: int | None = None) -> ShardedCosts:
-        """Returns the costs in ns; if ``number`` is given, of that bootstrap replicate."""
+        """Returns the costs in ns: the fitted ones, or those of bootstrap replicate ``number``."""
         times_s = [
             None if pair is None else [c.time_s(number) for c in pair] for pair in self.pairs
         ]
@@ -221,7 +222,7 @@ def fit_sharded(recorded: Sequence[ShardedSteps]) -> dict[str, CostCurve]:
 def _curve(
     op: str, backend: str, points: Sequence[_Point], ranks_per_core: float
 ) -> CostCurve | None:
-    # A call without bytes, or whose time is hidden by others, shows neither latency nor rate.
+    # A call without bytes, or one that an earlier call outlasts, shows neither latency nor rate.
     points = [point for point in points if point.x > 0 and np.median(point.y) > 0]
     if not points:
         return None

@@ -29,7 +29,8 @@ from commprof.forecast.sharded.steps import ShardedSteps
 class Crowding:
     """Change of a step's times when another number of ranks shares a core."""
 
-    #: Factor of the time outside of waiting; below 1 if ranks have more cores than when recorded.
+    #: Factor for the time in which a rank does not wait; below 1 if ranks have more cores than when
+    #: recorded.
     own: float = 1.0
     #: Time that a step takes longer, in ns. Nothing hides it: the core is what a rank waits for.
     longer_ns: float = 0.0

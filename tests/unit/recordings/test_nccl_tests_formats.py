@@ -285,7 +285,7 @@ def test_a_lost_line_of_a_rank_is_found(tmp_path: Path, ranks: int) -> None:
     assert said.endswith(f" is that of {ranks} ranks; commprof uses the latter number")
     path = tmp_path / "job.out"
     if ranks == 8:
-        with pytest.raises(CommprofError, match="does not say on which hosts all ranks were"):
+        with pytest.raises(CommprofError, match="does not name the host of every rank"):
             read_points(path)
     else:
         assert {point.ranks for point in read_points(path).points} == {16}

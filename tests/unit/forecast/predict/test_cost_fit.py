@@ -181,7 +181,7 @@ def test_ranks_and_sizes_outside_the_measured_range_are_named() -> None:
     assert fitted.outside([2.0**12, 2.0**20], 4) == []
     assert fitted.outside([2.0**22], 16) == ["16 ranks (measured: 2, 4)"]
     (reason,) = fitted.outside([2.0**20, 2.0**28], 2)
-    assert reason == "ring steps of 5.24e+05 to 1.34e+08 bytes (measured: 256 to 3.36e+07)"
+    assert reason == "messages of 5.24e+05 to 1.34e+08 bytes (measured: 256 to 3.36e+07)"
 
 
 ROW = {
