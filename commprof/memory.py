@@ -1,4 +1,4 @@
-"""Memory of the process: what frees it, and when."""
+"""Control over when this process collects garbage and returns freed memory to the system."""
 
 from __future__ import annotations
 

@@ -123,8 +123,8 @@ class ClusterJob:
             raise UsageError(f"--port {self.port} is out of range (allowed: 1 to 65535)")
         if not _LABEL.fullmatch(self.name):
             raise UsageError(
-                f"--name {self.name!r} cannot be a job's name (allowed: lower-case letters, digits "
-                "and '-', at most 63, not '-' at either end)"
+                f"--name {self.name!r} cannot be a job's name (allowed: at most 63 lower-case "
+                "letters, digits and '-', without '-' at either end)"
             )
         if not self.script:
             raise UsageError(

@@ -179,7 +179,8 @@ def _run_ranks(run: Callable[[], object], log_dir: Path, attempt: int) -> None:
 def _no_rank_left() -> Iterator[None]:
     """If the block raises, ends the ranks that were started in the block.
 
-    Then also ends the fork server with all of its processes, whoever started them.
+    In this case it also ends the fork server and all ranks forked from it, including the ranks of
+    other launches.
     """
     others = multiprocessing.active_children()
     try:
@@ -212,10 +213,10 @@ def stop_fork_server() -> None:
 def _kill_fork_server() -> None:
     """Ends the fork server with all processes that it has forked.
 
-    A signal can arrive between the request for a rank and the answer with its process ID. Nobody
-    knows such a rank. It may be forked only later, and it keeps the server alive, so that
-    `stop_fork_server` alone would wait forever. The server is therefore suspended before its
-    children are listed.
+    A signal can arrive after this process has asked the server for a rank, and before the server
+    has answered with the rank's process ID. This process then does not know the rank. The server
+    may fork the rank only later, and the rank keeps the server alive, so that `stop_fork_server`
+    alone would wait forever. The server is therefore suspended before its children are listed.
     """
     server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     if server is None:

@@ -169,7 +169,7 @@ class Plan:
     steps_per_epoch: int
     """Number of steps of an epoch, in which a rank reads its part of the data once."""
     steps: int
-    """Number of steps that are trained, without `Job.overhead_steps`."""
+    """Number of training steps, without `Job.overhead_steps`."""
     lr_scale: float
     """Factor for scaling the learning rate: number of samples of all ranks per update, divided by
     the requested batch size."""

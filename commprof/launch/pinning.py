@@ -1,8 +1,8 @@
 """Cores and threads of a host's ranks at every world size of a run.
 
-Consecutive ranks of a host get consecutive cores, in the order of NUMA nodes. Neighbours in a ring
-exchange most data, and so mostly share a node. Memory needs no placement: Linux allocates a page on
-the node of the core that touches it first.
+Consecutive ranks of a host get consecutive cores, in the order of NUMA nodes. So most neighbours in
+a ring share a node, and they exchange the most data. Memory needs no placement: Linux allocates a
+page on the node of the core that touches it first.
 """
 
 from __future__ import annotations

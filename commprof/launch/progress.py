@@ -60,7 +60,7 @@ class ProgressLine:
         Args:
             directory: folder with the job's progress file.
             world_size: number of ranks.
-            steps: number of steps that the job trains.
+            steps: number of training steps of the job.
             stream: where to show the line; None for sys.stderr.
             announced: description of the steps, printed once if ``stream`` is not a terminal; if
                 empty, nothing is printed.

@@ -67,7 +67,7 @@ def environment(variables: dict[str, str] | None = None) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python, the system, and the installed packages."""
+    """Returns the versions of Python, of the system, and of the installed ones of `_PACKAGES`."""
     versions_of = {"python": platform.python_version(), "system": platform.platform()}
     for package in _PACKAGES:
         try:

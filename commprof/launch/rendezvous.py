@@ -46,8 +46,8 @@ class Rendezvous:
         """Raises UsageError if machines get unequal rank counts, or the port cannot be opened."""
         if world_size % self.nodes:
             raise UsageError(
-                f"{world_size} ranks cannot be divided equally among {self.nodes} machines; give "
-                f"--world-sizes multiples of {self.nodes}"
+                f"{world_size} ranks cannot be divided equally among {self.nodes} machines; for "
+                f"--world-sizes, give multiples of {self.nodes}"
             )
         if self.endpoint is not None:
             host, port = endpoint_parts(self.endpoint)
@@ -55,7 +55,7 @@ class Rendezvous:
                 _check_free(host, port, self.nodes)
 
     def turn(self, number: int) -> Rendezvous:
-        """Returns the rendezvous of a command's launch with index ``number``, counted from 0.
+        """Returns the rendezvous of the command's launch ``number``; the first launch is 0.
 
         With several machines, each launch uses another port.
         """

@@ -69,8 +69,9 @@ def _await_first(directory: Path) -> None:
         waited_s = time.monotonic() - begin
         if waited_s > _PATIENCE_S:
             raise CommprofError(
-                f"machine 0 did not create {quoted(directory)} within {_PATIENCE_S} s: start it "
-                "with the same --output, on a file system that all machines share"
+                f"machine 0 did not create {quoted(directory)} within {_PATIENCE_S} s; start "
+                "commprof on machine 0 with the same --output, on a file system that all machines "
+                "share"
             )
         if waited_s > 5 and not announced:
             print(f"commprof: waiting for machine 0 to create {quoted(directory)}", file=sys.stderr)

@@ -101,7 +101,7 @@ def given_rank(
 
 
 def adopt_rank(nproc_given: bool = False) -> None:
-    """Makes a rank that srun or mpirun started look like one of torchrun, in this environment.
+    """Sets the variables of a torchrun rank in a rank that srun or mpirun started.
 
     Does nothing if RANK or WORLD_SIZE is set, if no launcher started several processes, or if
     srun started one task per node and each task starts its node's ranks itself.

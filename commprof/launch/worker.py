@@ -323,8 +323,8 @@ class PeakMemory:
         libc = ctypes.CDLL(None)
         if hasattr(libc, "malloc_trim"):  # only glibc has it
             libc.malloc_trim(0)
-        # If a sandbox forbids the reset, the peak is that of the whole process, and never too
-        # small.
+        # If a sandbox forbids the reset, the peak counts from the start of the process: it may be
+        # too large, but not too small.
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
         if self._cuda:
@@ -339,7 +339,7 @@ class PeakMemory:
 def _resident(key: str) -> int:
     """Returns the value of a key of /proc/self/status, in bytes.
 
-    A sandbox's kernel may lack VmHWM. The result is then the peak of the whole process.
+    A sandbox's kernel may lack VmHWM. The result is then the peak since the process started.
     """
     for line in _STATUS.read_text().splitlines():
         name, _, value = line.partition(":")

@@ -118,7 +118,7 @@ class TraceTail:
 
     @property
     def dropped(self) -> int:
-        """Number of records lost so far: from the trace and, until it ends, from its ring files."""
+        """Number of records lost so far, as the trace and, until it ends, its ring files show."""
         summary = self._content.summary
         dropped = max(self._content.dropped, summary.dropped if summary is not None else 0)
         if self.ended or self.metadata is None:
@@ -255,7 +255,7 @@ class TraceTail:
         while not self._broken and self._budget > 0:
             header = os.pread(self._fd, schema.BLOCK_HEADER.size, self._at)
             if len(header) < schema.BLOCK_HEADER.size or not any(header):
-                return True  # until a block is complete, its header is an empty place in the file
+                return True  # until a block is complete, its header's bytes are missing or zero
             magic, block_type, length, crc, _ = schema.BLOCK_HEADER.unpack(header)
             if magic != schema.BLOCK_MAGIC:
                 self._doubt(
@@ -279,7 +279,7 @@ class TraceTail:
         if block_type == BlockType.RECORDS and end <= self._skip_before:
             return True
         if length > _LARGEST_BLOCK_BYTES:
-            self._complain(f"the block at byte {self._at} has {length} bytes: too large, left out")
+            self._complain(f"the block at byte {self._at} is left out: {length} bytes are too many")
             return True
         payload = self._payload(self._at, length)
         if payload is None:

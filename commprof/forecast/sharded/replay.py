@@ -41,7 +41,10 @@ class ShardedReplay(Model):
     schedule: ShardedSteps
 
     def replayed(self, scenario: Scenario) -> tuple[Replicated, Replayed]:
-        """Replays a scenario, then once per bootstrap replicate of the steps and costs."""
+        """Replays a scenario, and replays it again for each bootstrap replicate.
+
+        Each replicate draws other recorded steps and has its own fitted costs.
+        """
         _refuse(self.schedule, scenario)
         placement = self.schedule.placement.changed(scenario)
         changed = change(self.schedule, scenario)

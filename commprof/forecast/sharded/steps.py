@@ -148,13 +148,13 @@ class ShardedCall:
 
 @dataclass(frozen=True)
 class ShardedSteps(RecordedSteps):
-    """Recorded sharded steps; times in ns, from when the last rank begins the step."""
+    """Recorded steps of sharded training; times in ns."""
 
     calls: tuple[ShardedCall, ...]
     #: Issues and waits, in the order that all ranks have in common.
     events: tuple[Event, ...]
-    #: [steps, ranks, events]: own time since the rank's cycle began, and the part of it in the
-    #: optimizer; as in ``RankCycle``.
+    #: [steps, ranks, events]: as in ``RankCycle``, but ``own_ns`` also includes the time from when
+    #: the last rank's cycle began until this rank's cycle began (0 or negative).
     own_ns: Floats
     update_ns: Floats
     #: [steps, ranks]: own time outside of the optimizer: data, forward and backward.

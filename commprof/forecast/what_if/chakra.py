@@ -47,7 +47,7 @@ class Node:
     type: int
     start_us: int
     duration_us: int
-    #: Ids of the nodes that must be done before it begins.
+    #: Ids of the nodes that must end before this node begins.
     data_deps: tuple[int, ...] = ()
     attributes: tuple[Attribute, ...] = field(default=())
 
@@ -57,8 +57,8 @@ def export(run: WorldRun, directory: Path) -> list[Path]:
 
     Raises:
         CommprofError: a rank is missing, device times were not recorded, a trial switched settings
-            between the steps, the run has a compressor, no step can be written, a file exists, or
-            files cannot be written. The files written by this call are removed first.
+            between the steps, the run has a compressor, no step can be written, a file exists
+            already, or files cannot be written. Files that this call wrote are then removed again.
     """
     checked_name(run, "a simulator", "simulated")
     traces = timed_traces(run)
@@ -82,7 +82,10 @@ def export(run: WorldRun, directory: Path) -> list[Path]:
             path.unlink(missing_ok=True)
         why = f"cannot write to {quoted(directory)}: {error.strerror}; name another directory"
         if isinstance(error, FileExistsError):
-            why = f"{quoted(error.filename)} exists; name another directory, nothing is overwritten"
+            why = (
+                f"{quoted(error.filename)} exists, and nothing is overwritten; name another "
+                "directory"
+            )
         raise CommprofError(why) from None
     return written
 

@@ -49,8 +49,8 @@ class RecentSteps:
         #: Time in ns as ``[rank, part]``; below, time in ns that other ranks waited for each rank.
         self._total: Floats = np.zeros((0, len(_PARTS)))
         self._waited_for: Floats = np.zeros(world_size)
-        #: For each step, times in ns: ``[rank, part]``, own work ``[rank, origin]``, waiting caused
-        #: ``[rank, cause]``, and the step's duration.
+        #: For each recent step, times in ns: parts as ``[rank, part]``, own work as ``[rank,
+        #: origin]``, waiting that each rank caused as ``[rank, cause]``, and the step's duration.
         self._recent: deque[tuple[Floats, Floats, Floats, float]] = deque(maxlen=RECENT_STEPS)
         #: For each of these steps, the pairs of ranks of which one waited for the other, as
         #: ``waiting rank * world_size + awaited rank``; and the waiting time of each pair in ns.
