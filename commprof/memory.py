@@ -24,7 +24,7 @@ def uncollected() -> Iterator[None]:
 
 @functools.cache
 def end_without_collection() -> None:
-    """Makes Python end this process without a last search for garbage in cycles.
+    """Makes Python end this process without a last search for garbage in reference cycles.
 
     The search visits every object that a command has left, and the system frees their memory
     anyway. Functions of ``atexit`` still run, and files are still flushed. Not for processes that

@@ -1,4 +1,4 @@
-"""Files that start a recorded job on a cluster: Slurm, and Kubernetes with Kubeflow's operators.
+"""Files that start and record a job on a cluster: Slurm, or Kubernetes with Kubeflow's operators.
 
 Every node runs ``torchrun -m commprof.wrap`` for a script, or ``python -m commprof.run`` for a
 built-in workload. The ranks write into one directory that all nodes share, for ``commprof report``

@@ -178,9 +178,9 @@ class WorkloadTarget:
         )
 
     def _steps(self) -> int | None:
-        """Returns --steps or, if a trial has neither --steps nor --epochs, the steps that it needs.
+        """Returns the number of steps: --steps, or the number that the trial needs.
 
-        None if --steps is not given and no trial sets the number.
+        None if --steps is not given, and there is no trial or --epochs is given.
         """
         steps: int | None = self._args.steps
         if not self._args.trial or steps is not None or self._args.epochs is not None:

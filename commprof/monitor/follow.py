@@ -9,8 +9,8 @@ Nothing in a file is trusted, as in :mod:`commprof.trace.reader`: a length is ch
 file size before memory is allocated, and ``problems`` lists the parts that cannot be read.
 
 ``commprof run`` trains several world sizes and strategies one after the other, each in its own
-directory. The directory that was written to last holds the current job; a running job stays the
-current one.
+directory. The directory that was written to last holds the current job. While this job runs, it
+stays the current one, even if another directory is written to.
 """
 
 from __future__ import annotations

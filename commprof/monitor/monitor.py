@@ -46,8 +46,8 @@ from commprof.trace.run.processes import identity
 _ALERT_S: Final = 0.5
 _MOST_COMPLAINTS: Final = 100
 _LAST_LOOKS: Final = 20
-#: Looks take at most this share of a core: if looks would take more, the time between them grows,
-#: up to ``_LONGEST_S``.
+#: The monitor takes at most this share of a core: if it would take more, the time between two looks
+#: at the run directory grows, up to ``_LONGEST_S``.
 _OF_A_CORE: Final = 0.02
 _LONGEST_S: Final = 30.0
 #: Niceness of the monitor: training comes first, but with the lowest priority the monitor would
@@ -147,7 +147,9 @@ class Monitor:
         except OSError as error:
             self._complain(f"the summary of this host cannot be written: {error}")
         except Exception as error:  # summaries that contradict each other must not end the monitor
-            self._complain(f"no summary of this host: {type(error).__name__}: {error}")
+            self._complain(
+                f"the summary of this host cannot be made: {type(error).__name__}: {error}"
+            )
 
     def _follow_logs(self) -> None:
         """Begins to follow logs of NCCL Inspector if the directory holds any."""
@@ -158,7 +160,7 @@ class Monitor:
         try:
             state = logs.look()
         except Exception as error:  # a damaged log must not end the monitor
-            self._complain(f"{type(error).__name__}: {error}")
+            self._complain(f"the logs cannot be analysed: {type(error).__name__}: {error}")
             return
         if state is None:
             for problem in logs.problems:
@@ -179,7 +181,7 @@ class Monitor:
         except OSError as error:
             self._complain(str(error))
         except Exception as error:  # a damaged trace must not end the monitor
-            self._complain(f"{type(error).__name__}: {error}")
+            self._complain(f"the traces cannot be analysed: {type(error).__name__}: {error}")
         self._a_rank_runs = state is not None and any(
             rank.is_local and rank.status == "running" for rank in state.ranks
         )

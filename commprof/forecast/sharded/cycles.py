@@ -37,9 +37,9 @@ class RankCycle:
     rows: tuple[int, ...]
     #: Issues and waits in order, with at most one wait per collective.
     events: tuple[Event, ...]
-    #: Own time from ``begin_ns`` to each event, including time blocked for an unknown reason; the
-    #: next field is the part of the own time that is in the optimizer.
+    #: Own time from ``begin_ns`` to each event, including time blocked for an unknown reason.
     own_ns: tuple[float, ...]
+    #: The part of the own time that is in the optimizer.
     update_ns: tuple[float, ...]
     #: For each wait: time from the collective's end until the waiting thread continued; 0 for an
     #: issue.
@@ -67,8 +67,9 @@ def rank_cycles(program: Program, calls: ReplayedCalls, steps: int) -> Iterator[
 class _Walked:
     """Recorded times of a program's events, in ns."""
 
-    #: When the rank came to each event; the next field is when it continued after the event.
+    #: When the rank reached each event.
     at_ns: Floats
+    #: When the rank continued after each event.
     went_on_ns: Floats
     #: Sum of the times blocked for an unknown reason before each event.
     unknown_ns: Floats

@@ -43,7 +43,7 @@ from commprof.trace.stretches import covered
 
 
 def usual_events(cycles: Sequence[RankCycle]) -> tuple[Event, ...]:
-    """Merges the orders of events of all cycles, each a step of one rank, into one order.
+    """Merges the event orders of all cycles into one order; a cycle is one step of one rank.
 
     Short waits may not be recorded, so it is possible that every cycle lacks some of the events.
     The orders of single cycles are merged one after the other, the most frequent order first. An
@@ -161,14 +161,14 @@ class ShardedSteps(RecordedSteps):
     pass_ns: Floats
     #: [steps, ranks, events]: as in ``RankCycle``.
     extra_ns: Floats
-    #: [steps, ranks, calls]: from when a collective could begin to its end.
+    #: [steps, ranks, calls]: time from when a collective could begin until its end.
     transfer_ns: Floats
-    #: Ranks that share one copy of the model.
+    #: Number of ranks that share one copy of the model.
     shard_ranks: int
     #: Processor time that training threads wanted, divided by the time they got; above 1 if cores
     #: were short, NaN if unknown. If known, ``placement.busy`` counts the time that they wanted.
     lacked: float = float("nan")
-    #: Backward passes of a step.
+    #: Number of backward passes of a step.
     passes: int = 1
     #: Processor time of a rank's helper threads per step, such as the backend's; 0 if unknown.
     helpers_ns: float = 0.0

@@ -2,9 +2,9 @@
 
 Each rank's file is a sequence of protobuf messages, each preceded by its length: one
 ``GlobalMetadata``, then the ``Node`` messages, as ``chakra/schema/protobuf/et_def.proto`` defines
-and ASTRA-sim reads them. A step becomes a chain of compute nodes and a collective node per bucket.
-A compute node ends where a bucket became ready; the bucket's collective node depends on this
-compute node. The next step's first node depends on this step's last compute node and collectives.
+and ASTRA-sim reads them. A step becomes a chain of compute nodes, and one collective node for each
+bucket. A compute node ends where a bucket became ready; the bucket's collective node depends on it.
+The next step's first node depends on this step's last compute node and collectives.
 The simulator itself decides which communication is hidden.
 """
 
@@ -104,9 +104,9 @@ def _common(traces: Sequence[Trace]) -> list[list[Cycle]]:
         who = named_ranks(lacking) if lacking else "all ranks together"
         have = "has" if len(lacking) == 1 else "have"
         raise CommprofError(
-            f"{who} {have} no measured step with exactly one synchronised backward pass of "
-            "DistributedDataParallel, and the same buckets on all ranks; only such steps can be "
-            "written"
+            f"{who} {have} no measured step that contains exactly one synchronised backward pass "
+            "of DistributedDataParallel and has the same buckets on all ranks; only such steps can "
+            "be written"
         )
     return [[mine[step] for step in steps] for mine in by_rank]
 

@@ -153,8 +153,8 @@ def _operations(
 def _chosen(ranks: Sequence[RankState], parts: Sequence[SummaryPart]) -> list[int]:
     """Returns the rows of the ranks to list.
 
-    All ranks are listed if there are few. Of many ranks, those with most own work are listed, and
-    others at equal distances.
+    All ranks are listed if there are few. Of many ranks, those with the most own work are listed,
+    and some others, which are equally spaced in the order of ranks.
     """
     if len(ranks) <= MOST_LISTED:
         return list(range(len(ranks)))
@@ -197,7 +197,7 @@ def _figures(rank: RankState) -> dict[str, Any]:
 
 
 def _short(value: float) -> float | None:
-    """Returns a number with few digits, and None for NaN."""
+    """Returns an integer as it is, another number with few digits; None if it is not finite."""
     if isinstance(value, int):
         return value
     return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None

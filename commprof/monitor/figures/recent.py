@@ -46,8 +46,9 @@ class RecentSteps:
         self._world_size = world_size
         self._ranks: tuple[int, ...] = ()
         self._steps = 0
-        #: Time in ns as ``[rank, part]``; below, time in ns that other ranks waited for each rank.
+        #: Total time in ns as ``[rank, part]``.
         self._total: Floats = np.zeros((0, len(_PARTS)))
+        #: Total time in ns that other ranks waited for each rank.
         self._waited_for: Floats = np.zeros(world_size)
         #: For each recent step, times in ns: parts as ``[rank, part]``, own work as ``[rank,
         #: origin]``, waiting that each rank caused as ``[rank, cause]``, and the step's duration.

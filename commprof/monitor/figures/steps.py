@@ -44,8 +44,9 @@ _NO_RECORDS: Records = np.empty(0, dtype=schema.RECORD_DTYPE)
 class NewSteps:
     """Steps that all followed ranks completed since the previous ``StepFollower.advance``."""
 
-    #: Global ranks; the next field is the breakdown of each rank's steps.
+    #: Global ranks.
     ranks: tuple[int, ...]
+    #: Breakdown of each rank's steps.
     parts: RankParts
     #: Traces of these steps, with some records around them.
     world: MeasuredWorld
@@ -70,9 +71,9 @@ class StepFollower:
         self._world_size = world_size
         self._settled_ns = settled_ns
         self._pending: dict[int, _Pending] = {}
-        #: Last step returned; below, the offset that is added to step indices in the pending
-        #: records.
+        #: Last step returned.
         self._done = -1
+        #: Offset that is added to step indices in the pending records.
         self._base = 0
         #: Number of records left out because a rank was too far ahead of another.
         self.left_out = 0

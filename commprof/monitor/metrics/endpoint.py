@@ -1,9 +1,9 @@
 """The endpoint that Prometheus scrapes: HTTP/1.1 as far as ``GET /metrics`` needs it.
 
 The text of the metrics is made at the first scrape after each call of ``Endpoint.show``, so text
-that nobody scrapes costs nothing. One thread serves all connections. Each connection has a deadline
-and a limit on the request's size, and serves one request: a slow or malformed client occupies one
-of 16 connections for a few seconds. Only the metrics are served.
+that nobody scrapes costs nothing. One thread serves all connections, at most 16 at a time. Each
+connection serves one request, and has a deadline and a limit on the request's size, so a slow or
+malformed client occupies it for a few seconds only. Only the metrics are served.
 
 The server of ``prometheus_client`` is not used: it starts a thread for every connection and sets no
 deadline, so that 100 clients that send half a request would hold 100 threads during training.

@@ -114,7 +114,7 @@ INSPECTOR_METRICS: Final = (
     _metric(
         "gauge",
         "transfer_bus_bandwidth_bytes_per_second",
-        "Bus bandwidth of the transfer of the latest calls, without the waiting.",
+        "Bus bandwidth of the latest calls while they transferred data, without the waiting.",
         _kinds(lambda row: row.busbw_gb_per_s * 1e9),
     ),
     _metric("counter", "calls_total", "Calls counted so far.", _job(lambda state: state.calls)),

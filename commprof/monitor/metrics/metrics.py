@@ -31,7 +31,7 @@ class Metric(Generic[_State]):
     #: "counter" or "gauge", as Prometheus defines them.
     kind: str
     help: str
-    #: Yields the samples of a job's state: label values, and the value. An unknown value (NaN) is
+    #: Yields the labels and the value of each sample in a job's state. An unknown value (NaN) is
     #: not shown.
     values: Callable[[_State], Values]
     #: True if the metric is also in JSON lines, TensorBoard and ``summary()``.
@@ -222,7 +222,7 @@ METRICS: Final = (
     _figure(
         "compression_ratio",
         "Bytes that a ring all-reduce in fp32 would send, divided by the bytes that the compressor "
-        "sent instead; both since the beginning.",
+        "sent instead; both are totals over all steps that the monitor read.",
         values.ranks(lambda rank: rank.compression_ratio),
     ),
     _figure(

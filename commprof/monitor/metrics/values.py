@@ -133,7 +133,7 @@ def missing_hosts(state: JobState) -> Values:
 
 
 def arrivals(state: JobState) -> Values:
-    """Yields each local rank's numbers of collectives with known and unknown last arrivals."""
+    """Yields each local rank's numbers of collectives, by whether the last arrival is known."""
     for rank in local(state):
         if rank.arrivals is not None and state.world_size > 1:
             for name in ("known", "partial", "unknown"):
