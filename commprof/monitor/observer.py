@@ -127,7 +127,7 @@ class Following:
 
 
 class Observer:
-    """Reads one run directory; writes no files and sends no signals.
+    """Reads one run directory and sends no signals; only :meth:`publish` writes a file.
 
     If several jobs record into the directory, the job whose traces were written last is followed
     until none of its ranks runs, so that counters do not mix.
@@ -153,8 +153,8 @@ class Observer:
             nested: True to look for jobs in the subdirectories of ``run`` too.
             patience_s: how long to wait for ranks whose traces do not exist yet.
             following: the ranks to follow, and how closely.
-            is_monitor: True for the monitor of a host: its own ranks are always followed, and
-                :meth:`publish` writes their sum.
+            is_monitor: True for the monitor of a host: this host's ranks are always followed, and
+                :meth:`publish` writes the sum of their summaries.
             here: this host; None to find out.
         """
         self._run = run
@@ -210,7 +210,7 @@ class Observer:
         return self._newest
 
     def publish(self, next_s: float) -> None:
-        """Writes the sum of this host's ranks in always-on mode for readers on other hosts.
+        """Writes the sum of the always-on summaries of this host's ranks, for other hosts.
 
         Args:
             next_s: the next call follows within this many seconds.
@@ -441,7 +441,7 @@ def newest(trace: Path) -> GradientState | None:
 
 
 class FollowedTraces:
-    """Totals, recent steps and summaries of the ranks of one world size."""
+    """Totals, recent steps and summaries of the ranks of one job."""
 
     def __init__(
         self,

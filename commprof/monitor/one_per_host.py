@@ -23,11 +23,11 @@ _PATIENCE_S: Final = 5.0
 def is_chosen(job: Path, what: str) -> bool:
     """True if this rank starts its host's helper process; true for at most one rank per host.
 
-    The chosen rank is the one whose ``LOCAL_RANK`` is 0. If ``LOCAL_RANK`` is unset or holds no
-    number from 0 on (-1, for example, if a script was started alone), the chosen rank is the first
-    to create a lock file in the job's directory. A rank does not try to create this file if Slurm
-    or MPI gives its task a number above 0 on the host: the processes that a task starts, as
-    mp.spawn does, all inherit that number.
+    The chosen rank is the one whose ``LOCAL_RANK`` is 0. If ``LOCAL_RANK`` is unset, negative (-1,
+    for example, if a script was started alone) or not a number, the chosen rank is the first to
+    create a lock file in the job's directory. A rank does not try to create this file if Slurm or
+    MPI gives its task a number above 0 on the host. All ranks that one task starts, with mp.spawn
+    for example, inherit the task's number.
 
     Args:
         job: a directory that belongs to this job alone.

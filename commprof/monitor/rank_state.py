@@ -58,7 +58,7 @@ class FollowedRank:
     #: Sequence number of the rank's next point-to-point message, by the group's name, "send" or
     #: "recv", and the peer's rank in the group.
     next_message: dict[tuple[str, str, int], int] = field(default_factory=dict)
-    #: Groups in which the rank has issued a receive from any rank, by name.
+    #: Names of the groups in which the rank has issued a receive from any rank.
     receives_any: set[str] = field(default_factory=set)
     #: The latest operations, in the order of issue.
     recent: deque[OwnCall] = field(default_factory=lambda: deque(maxlen=MOST_RECENT))

@@ -35,8 +35,8 @@ class StepTimes:
     optimizer_s: float
     other_s: float
     #: Time for which communication blocked the training thread; the sum of the three fields below.
-    #: In always-on mode the total is larger: it includes the steps of the last seconds, whose split
-    #: is not known yet.
+    #: In always-on mode it may exceed this sum: it includes the steps of the last seconds, whose
+    #: split is not known yet.
     exposed_s: float
     #: Exposed time until the last rank arrived; the next field is the exposed time after that.
     wait_s: float
@@ -189,7 +189,7 @@ class MonitorState:
 
     cpu_s: float
     resident_bytes: int
-    #: Duration of the last look.
+    #: Time that the last reading of the job took.
     poll_s: float
     #: Number of records skipped because a rank was too many steps ahead; the next field has the
     #: problems found in the traces.

@@ -33,8 +33,8 @@ _ENDS_TOGETHER = codes_of(*SYNCHRONISING)
 _IN_WINDOW: Final = 16
 _WINDOW_NS: Final = 1_000_000_000
 _MOST_WINDOWS: Final = 64
-#: If ends differ too much: the last of the possible reasons, and its remedy; for collectives on
-#: devices, and for collectives on hosts.
+#: The last of the possible reasons why ends differ too much, with its remedy. The first text is for
+#: collectives on devices, the second for collectives on hosts.
 _ON_DEVICES: Final = (
     "ranks share a GPU and therefore end collectives at different times. Record the same steps on "
     "all ranks, with one rank per GPU"

@@ -11,9 +11,10 @@ ended, and updates no state: the entry counts as complete. A recorder that learn
 (those of NCCL and XCCL, and from torch 2.15 on the hook of a backend that reports completions)
 retires an entry without a completion if the operation has timed out. The hook of any other backend
 retires an entry when the operation has been issued, because the end is never reported to the hook:
-whether the operation is pending is not known. The dumps distinguish the last two cases: only NCCL's
-recorder writes the version of a communication library, no hook writes dumps of versions before
-2.10, and a hook that learns of completions shows complete entries of the same group.
+whether the operation is pending is not known. Any of three signs shows that the recorder learns of
+completions: the dump names the version of a communication library, as only NCCL's recorder does;
+the dump's own version is below 2.10, in which no hook wrote dumps; or a dump has a complete entry
+of the same group and backend.
 """
 
 from __future__ import annotations
@@ -471,8 +472,8 @@ class _Entries:
     def of(self, values: list[Any]) -> tuple[list[Entry], list[_Description], list[int]]:
         """Makes the entries of a dump from their decoded values.
 
-        Also returns the descriptions of the dump's entries, each once, and the numbers of the
-        records.
+        Also returns the descriptions of the dump's entries, each once, and every entry's
+        ``record_id``.
 
         Raises:
             ValueError: a value does not have the structure of an entry.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 4 << 20
 _HEAD_BYTES = 64 << 10
-#: One of these keys is in every line of a log, except in traces of the proxy.
+#: Every line of a log has one of these keys, except lines that trace NCCL's proxy thread.
 _OPERATION = re.compile(rb'"(?:coll_perf|p2p_perf|dump_stats)"\s*:\s*\{')
 _FIELDS = re.compile(rb'"(?:coll_sn|p2p_sn|coll_records)"')
 #: Names of the plugin's own files; an empty file of such a name is reported.
@@ -59,7 +59,7 @@ class InspectorLogs:
 
     @property
     def members(self) -> Iterator[InspectorMember]:
-        """The part of each process in each of its communicators."""
+        """The members of all logs; a member is one process in one of its communicators."""
         for log in self.logs:
             yield from log.members
 
@@ -129,7 +129,7 @@ def read_logs(path: Path, progress: Progress | None = None) -> InspectorLogs:
 
 def _why_empty(logs: list[InspectorLog], empty: list[str], problems: list[str]) -> str:
     if logs and not empty:
-        return "its lines describe only the proxy, or are damaged"
+        return "its lines describe only NCCL's proxy thread, or are damaged"
     if problems and not empty:
         return "; ".join(problems[:_MOST_NAMED])
     return (
@@ -168,8 +168,8 @@ def new_log(name: str) -> InspectorLog:
         from commprof._reading import InspectorLog
     except ImportError as error:
         raise CommprofError(
-            f"reading logs of NCCL Inspector needs commprof's C++ modules, and {error}; install "
-            "commprof where a C++20 compiler is, or from a wheel"
+            f"reading logs of NCCL Inspector needs commprof's C++ modules ({error}); install "
+            "commprof from a wheel, or where a C++20 compiler is available"
         ) from None
     return InspectorLog(name)
 

@@ -156,7 +156,7 @@ class InspectorTail:
         try:
             about = os.fstat(descriptor)
             if about.st_size < log.read_bytes:
-                self._complain(f"{printable(log.path.name)} was cut; what follows is left out")
+                self._complain(f"{printable(log.path.name)} became shorter; its rest is not read")
                 log.is_read = True
                 return 0
             data = os.pread(descriptor, max(0, most_bytes), log.read_bytes)
@@ -184,7 +184,7 @@ class InspectorTail:
         try:
             return log.unpacker.unpack(data)
         except OSError as error:
-            self._complain(f"{printable(log.path.name)}: {error}; what follows is left out")
+            self._complain(f"{printable(log.path.name)}: {error}; its rest is not read")
             log.is_given_up = log.is_read = True
             return b""
 
@@ -192,7 +192,7 @@ class InspectorTail:
         if log.log.damaged_lines > log.damaged_lines:
             if log.damaged_lines == 0:
                 self._complain(
-                    f"{printable(log.path.name)}: lines could not be read, the first is line "
+                    f"{printable(log.path.name)}: some lines could not be read, the first is line "
                     f"{log.log.first_damaged_line}"
                 )
             log.damaged_lines = log.log.damaged_lines

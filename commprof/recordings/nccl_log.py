@@ -44,7 +44,7 @@ def about_nccl_log(opened: BinaryIO, most_bytes: int) -> str:
     """Returns what a log is and what it shows: version, communicators, calls and warnings.
 
     Args:
-        opened: the log, at its begin.
+        opened: the log, positioned at its beginning.
         most_bytes: number of bytes that are read.
     """
     version, warning, warnings = b"", b"", 0
@@ -63,7 +63,7 @@ def about_nccl_log(opened: BinaryIO, most_bytes: int) -> str:
             warning, warnings = warning or match[1], warnings + 1
     shows = [f"NCCL {_text(version)}"] if version else []
     if sizes:
-        shows.append(f"{counted(sum(sizes.values()), 'join')} of {_of_ranks(sizes)}")
+        shows.append(f"{counted(sum(sizes.values()), 'initialisation')} of {_of_ranks(sizes)}")
     if calls:
         named = ", ".join(f"{count:,} {name}" for name, count in calls.most_common(4))
         where = f" in {_of_ranks(called_in)}" if called_in else ""

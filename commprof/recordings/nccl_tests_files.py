@@ -32,7 +32,7 @@ from commprof.recordings.nccl_tests_rows import (
 )
 from commprof.trace.operations import OF_PARTS
 
-#: Half of the last digit that ``%lf`` and ``std::to_string`` write.
+#: Half a unit of the last digit that ``%lf`` and ``std::to_string`` write.
 _HALF_DIGIT = 5e-7
 
 

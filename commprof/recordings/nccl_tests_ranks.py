@@ -103,7 +103,7 @@ def _exact(evidence: RanksOfBandwidths) -> RanksOfBandwidths:
 def settled_ranks(
     op: str, stated: Sequence[int], source: str, rows: Sequence[NcclTestsRow]
 ) -> tuple[int, list[str]]:
-    """Returns the number of ranks, and remarks if it differs from the stated number.
+    """Returns the number of ranks, and remarks if the file states another number, or none.
 
     Args:
         op: operation of the log.
@@ -140,8 +140,8 @@ def settled_ranks(
             "it does not say which ranks took part, nor does busbw / algbw show it; keep the "
             "lines `# Rank ...` of the output"
         )
-    is_of = f"that of {told[0]} to {told[-1]} ranks" if told else "that of no number of ranks"
+    fitting = f"{told[0]} to {told[-1]} ranks" if told else "no number of ranks"
     raise ValueError(
-        f"its {source} name {counted(stated[0], 'rank')}, but {ratio} of {op} is {is_of}; "
+        f"its {source} name {counted(stated[0], 'rank')}, but {ratio} of {op} fits {fitting}; "
         "correct the file, or measure again"
     )

@@ -1,9 +1,9 @@
 """One table of nccl-tests' text: its columns, read by their names, and its rows.
 
-Formats: ``writeResultHeader`` in nccl-tests' and rccl-tests' ``util.cu``, before 2.17.7 in
-``common.cu``, before 2.13 in each test. A line has a description (size, count and type; redop and
-root if there are columns of these names), then one result or two. Other processes may print into a
-row between its parts, because nccl-tests writes them separately.
+The columns are those that ``writeResultHeader`` prints, in ``util.cu`` of nccl-tests and rccl-tests
+(before 2.17.7 in ``common.cu``); before 2.13 each test prints its own. A line has a description
+(size, count and type; redop and root if there are columns of these names), then one result or two.
+Other processes may print into a row between its parts, because nccl-tests writes them separately.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Table:
         Args:
             header: line of column names.
             above: lines above it, one of which says where results are placed.
-            ranks: number of ranks, which limits the allowed error before 2.13.
+            ranks: number of ranks, on which the allowed error depends before 2.13.
             label_words: words of a launcher's label before each line.
 
         Raises:
@@ -112,8 +112,8 @@ class Table:
             (index for index, name in enumerate(self._names) if name in _NAMES_OF_WRONG), None
         )
         self._places = _places(above, len(begins))
-        #: Distances in characters, from the cell before the first result to each result's first
-        #: cell.
+        #: Distances in characters, from the end of the cell before the first result to the end of
+        #: each result's first cell.
         self._distance = [
             cells[first + begin].end() - cells[first - 1].end() for begin in begins if first
         ]

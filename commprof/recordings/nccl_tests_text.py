@@ -36,7 +36,7 @@ from commprof.text import counted, rank_list
 CONTAINER_LOG = b'{"log":"'
 #: Longest piece of a line that is read at once.
 _LONGEST_LINE = 1 << 16
-#: The column names are searched in this many bytes of a file.
+#: The column names are searched for in this many bytes at a file's beginning.
 _MOST_SEARCHED = 1 << 30
 _PIECE = 1 << 20
 #: Byte order marks of the text that PowerShell writes.
@@ -56,7 +56,8 @@ _PROGRAM = re.compile(r"\w+_perf")
 #: If times of two results of the same test differ by this factor or more, the results are taken to
 #: be from different machines.
 _OTHER_MACHINES = 1.4
-#: Number of lines above the column names among which the placement is looked for.
+#: Number of lines above the column names in which the results' placement (in place or out of place)
+#: is looked for.
 _ABOVE = 4
 
 
@@ -210,7 +211,7 @@ def _logs(stem: str, content: _Content) -> Iterator[NcclTestsLog]:
 
 
 def _operation(section: _Section, content: _Content, stem: str) -> str:
-    """Returns the operation that the program's or the file's name has; empty if only rows show it.
+    """Returns the operation that a program's or the file's name states, or "" if only rows show it.
 
     A name elsewhere in the file, or the file's own name, counts only if it may hold for all tables.
 
@@ -309,7 +310,7 @@ def _content(lines: Iterator[str]) -> _Content:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yields the lines without tags, control sequences, and the NULs of network file systems."""
+    """Yields the lines without mpirun's tags, control sequences and network file systems' NULs."""
     with open_regular(path) as opened:
         mark = opened.read(2)
         opened.seek(0)

@@ -1,7 +1,8 @@
 """Names the programs whose files commprof does not read, for a refusal that helps.
 
 Each program is recognised by words that its own sources print. None of these files holds all data
-that a report, a cost or a comparison needs: ranks, hosts, and times of kernels or of single sizes.
+that a report, a machine profile or a comparison needs: ranks, hosts, and times of kernels or of
+single sizes.
 """
 
 from __future__ import annotations
@@ -287,7 +288,7 @@ def _by_text(path: Path, most_bytes: int) -> str:
             return ""
         _, what, why = _TABLES[(table.lastindex or 1) - 1]
         return f"{what}, {why}"
-    with _unpacked(path) as opened:  # again, from its begin
+    with _unpacked(path) as opened:  # again, from its beginning
         if not started:
             return about_nccl_log(opened, searched)
         failure = first_failure(opened, searched)

@@ -53,7 +53,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Recording:
-    """One job's torch.profiler recording, converted to the data of one recorded world size."""
+    """One job's torch.profiler recording, converted to traces as commprof records them."""
 
     #: Content of ``run.json``, as far as it is known from the files.
     context: dict[str, Any]
@@ -74,8 +74,8 @@ _OUR_TIMELINE: Final = b'"otherData":{"commprof"'
 _FEW: Final = 8
 #: First sequence number given to collectives that have no recorded number.
 _FIRST_SEQ: Final = 1 << 24
-#: Number of sequence numbers reserved for each window: each of the files from which a rank's
-#: recording was joined.
+#: Number of sequence numbers reserved for each window. A window is one of the files from which a
+#: rank's recording was joined.
 _OF_WINDOW: Final = 1 << 19
 
 
@@ -175,8 +175,8 @@ def _recording(path: Path, read: list[RankRecording], problems: list[str]) -> Re
 
 def _world_size(recordings: Sequence[RankRecording]) -> int:
     """Returns the number of ranks, as the files or their groups state it; 0 if none does."""
-    # Sizes of groups that follow from tensors on the host count only if nothing else shows the
-    # job's size.
+    # On the host, group sizes are derived from tensors: they count only if the file does not state
+    # the job's size.
     telling = [
         recording
         for recording in recordings
@@ -283,7 +283,10 @@ def _natural(name: str) -> list[tuple[str, int]]:
 def _by_rank(
     recordings_read: Sequence[RankRecording],
 ) -> tuple[dict[int, RankRecording], list[str]]:
-    """Returns one recording per rank, and caveats; numbers files without a rank by their names."""
+    """Returns one recording per rank, and caveats.
+
+    Files that state no rank get the free ranks in the order of the files' names.
+    """
     recordings: dict[int, list[RankRecording]] = {}
     for recording in sorted(
         recordings_read, key=lambda recording: (_begin_ns(recording), recording.name)
@@ -303,7 +306,10 @@ def _by_rank(
 
 
 def _with_times(by_rank: dict[int, RankRecording]) -> tuple[dict[int, RankRecording], list[str]]:
-    """Leaves out ranks that lack times of collectives if others have all; also returns a caveat."""
+    """Leaves out ranks that lack times of some collectives; also returns a caveat.
+
+    If no rank has the times of all its collectives, no rank is left out.
+    """
     calling = {rank for rank, recording in by_rank.items() if recording.calls}
     timed = {rank for rank in calling if by_rank[rank].calls.all_timed()}
     without = sorted(calling - timed)
@@ -327,8 +333,8 @@ def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, Ints], list[s
 
     If ranks have different numbers of calls in the steps that all of them recorded, or calls of
     other operations or sizes, a record may be missing anywhere: the count then starts anew in each
-    step, and steps in which the calls differ match no call of other ranks. Without steps that are
-    the same on all ranks, no call of the group matches.
+    step, and the calls of a step that differs between ranks match no calls of other ranks. Without
+    steps that are the same on all ranks, no call of the group matches.
     """
     marked = [recording.steps for recording in by_rank.values()]
     first_step = max((int(steps.number[0]) for steps in marked if len(steps.number)), default=0)

@@ -28,7 +28,8 @@ MOST_BYTES: Final = 2**62
 ROOTED: Final = tuple(schema.OPS[code] for code in schema.ROOTED)
 
 
-#: A collective's range may end up to this long after the waiting thread has gone on.
+#: A collective's range may end up to this long after the thread that waited for the collective has
+#: gone on.
 CLOSED_LATE_NS: Final = 100_000
 
 
@@ -67,12 +68,13 @@ class Call:
     root_known: bool
     #: False if only the call on the host was recorded, while the transfer ran on a device.
     timed: bool = True
-    #: Rows of c10d's ranges around the launch, or of the operator with its External id. The range
-    #: that names the operation comes first. Empty if there is none, and in calls on the host.
+    #: Rows of c10d's ranges around the launch, or of the operator with the kernel's External id.
+    #: The range that names the operation comes first. Empty if there are no such rows, and in calls
+    #: on the host.
     launched_in: tuple[int, ...] = ()
-    #: Begin and end of each kernel, if the collective has several. On the host: the call's begin,
-    #: and the end of the work that the backend's thread ran within the range, if it is later than
-    #: ``end_ns``.
+    #: Begin and end of each kernel, if the collective has several; else empty. On the host: one
+    #: pair, the call's begin and the end of the work that the backend's thread ran within the
+    #: range, if this end is later than ``end_ns``; else empty.
     kernels: tuple[tuple[int, int], ...] = ()
     #: False if it is not known to which process group the call belongs.
     group_known: bool = True

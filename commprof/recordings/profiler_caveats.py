@@ -29,11 +29,11 @@ def caveats(
     if events.problem:
         texts.append(f"only the first part of the trace could be read, because {events.problem}")
     if events.unusable:
-        texts.append(f"{counted(events.unusable, 'event')} had no usable times and were left out")
+        texts.append(f"commprof left out {counted(events.unusable, 'event')} without usable times")
     quotes = "torch.profiler does not escape double quotes in names"
     if events.passed_over:
         texts.append(
-            f"{counted(events.passed_over, 'event')} had text that is not JSON and were left out "
+            f"commprof left out {counted(events.passed_over, 'event')} with text that is not JSON "
             f"({quotes})"
         )
     if events.passed_over_in_head:
@@ -43,9 +43,9 @@ def caveats(
         )
     if events.unreadable:
         texts.append(
-            f"{counted(events.unreadable, 'kernel')} such as "
-            f"{events.unreadable_name} move data between ranks outside of c10d: they count as "
-            "compute, because the recording has no details of them"
+            f"kernels such as {events.unreadable_name} ({events.unreadable} in all) move data "
+            "between ranks outside of c10d: they count as compute, because the recording has no "
+            "details of them"
         )
     if unread := of_other_devices(events):
         of_host = "no figure counts what the device did, and all times are those of the host"
@@ -96,14 +96,13 @@ def about_host(of_host: HostCalls, events: ProfilerEvents) -> list[str]:
     about = []
     if of_host.calls and not _shows_all_threads(events):
         about.append(
-            "collectives that other Python threads than the profiled one issued are not in the "
-            "recording, unless torch.profiler recorded all threads (profile_all_threads)"
+            "the recording lacks collectives issued by other Python threads than the profiled one, "
+            "unless torch.profiler recorded all threads (profile_all_threads)"
         )
     if of_host.unseen:
-        have = "has" if of_host.unseen == 1 else "have"
         about.append(
-            f"{counted(of_host.unseen, 'collective')} of c10d {have} no range that shows when it "
-            "ran: not included in any figure"
+            f"no range shows when {counted(of_host.unseen, 'collective')} of c10d ran: not "
+            "included in any figure"
         )
     if of_host.doubtful:
         about.append(

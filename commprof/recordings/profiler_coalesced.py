@@ -3,8 +3,8 @@
 Between ``_start_coalescing`` and ``_end_coalescing``, as in ``batch_isend_irecv``, calls are only
 collected: ``ncclGroupEnd`` then launches one kernel, or a few, for all of them, in a range such as
 ``nccl:coalesced``. The kernels name none of the calls, and the calls' operators end before that
-range. c10d numbers the first collective of a group, and gives each further collective the next
-number.
+range. If the operator of a group's first collective has number n, those of all further collectives
+of the group have number n + 1.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def _names_collective(ranges: EventTable, texts: EventTexts) -> Mask:
 
 
 def _launch_communication(events: ProfilerEvents, thread: int, calls: EventTable) -> Mask:
-    """True for the operators of a thread in which a kernel that may be communication was launched.
+    """True for a thread's operators that launched a kernel which may be communication.
 
-    Such a kernel is recorded as communication, or not recorded at all.
+    These are kernels that are recorded as communication, or not recorded at all.
     """
     ids = np.frombuffer(events.launched, np.int64)
     mine = np.frombuffer(events.launching_thread, np.int64) == thread
@@ -129,7 +129,7 @@ def merged(calls: Sequence[Call], kernel: Call) -> Call:
     if kernel.guessed:
         op = _operation(calls)
     sent, received, is_told = [*calls], [*calls], all(call.dtype for call in calls)
-    if op == "other":  # the size of a mixture is defined for messages alone
+    if op == "other":  # several operations have a size only if all are messages
         sent, received = ([call for call in calls if call.op == name] for name in _MESSAGES)
         is_told &= len(sent) + len(received) == len(calls)
     if not is_told:

@@ -177,8 +177,8 @@ class RankFeed:
     def _forget_unrecorded(self, state: FollowedRank) -> None:
         """Forgets operations and phases that were open when recording was switched off.
 
-        Records made after recording resumed may be in the ring files before the trace states that
-        it resumed.
+        Later operations are kept: after recording has resumed, records may be in the ring files
+        before the trace states that it resumed.
         """
         capture_state = self.metadata.get("capture_state")
         if capture_state is not None and not capture_state["recording"]:

@@ -1,10 +1,10 @@
 """Finds out which ranks a hung job waits for, from the states of its ranks and processes.
 
 As in recorded jobs (see ``analysis/late/standstill.py``), ranks wait for ranks that did not arrive
-at an operation, or that are behind. Two rules are added for running jobs. A step or an operation
-must have taken longer than a limit. If processes are stopped, dead or asleep in the kernel, only
-their ranks are reported, because these ranks write no further records. If all ranks have arrived,
-the transfer itself makes no progress.
+at an operation, or that are behind; if all ranks have arrived, the transfer itself makes no
+progress. Two rules are added for running jobs. First, a job hangs only if a step or an operation
+has taken longer than a limit. Second, if processes are stopped, dead or asleep in the kernel, only
+their ranks are reported, because these ranks write no further records.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class Hang:
     mismatch: Mismatch | None = None
     #: The circle in which ranks wait for each other, if that is the cause.
     circle: Circle | None = None
-    #: An all-to-all at which all ranks arrived, if they send another number of bytes than they
-    #: expect.
+    #: An all-to-all at which all ranks arrived, if the bytes that they send differ in number from
+    #: the bytes that they expect; else None.
     unfit: Unfit | None = None
     #: If all ranks arrived: a possible mistake in the script that records do not show; else empty.
     unseen_cause: str = ""

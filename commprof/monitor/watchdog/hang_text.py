@@ -70,9 +70,9 @@ def _named(ranks: Sequence[_Rank]) -> str:
 
 
 def _place(rank: _Rank) -> str:
-    """Returns the switches above a rank's host, as the scheduler names them."""
+    """Returns text with the switches above a rank's host, as the scheduler names them."""
     switches, _, _ = rank.get("topology", "").rpartition(".")
-    return f" (below {switches.replace('.', ', ')})" if switches else ""
+    return f" (network switches: {switches.replace('.', ', ')})" if switches else ""
 
 
 def _alone(rank: _Rank) -> list[str]:

@@ -50,11 +50,12 @@ class IssueLines:
         self._feeds[feed.state.rank] = feed
 
     def of(self, group: str, seq: int, ranks: Collection[int]) -> dict[int, dict[int, str]]:
-        """Returns the lines that issued a group's collectives up to ``seq``, by number and rank.
+        """Returns the lines that issued a group's collectives, by sequence number and rank.
 
-        Each text also names the lines that called the issuing line, see ``call_path``. A collective
-        before ``seq`` is left out if its line is not known on each of ``ranks``. The more ranks
-        there are, the fewer collectives before ``seq`` are looked up.
+        The last of these collectives is number ``seq``. Each text also names the lines that called
+        the issuing line, see ``call_path``. A collective before ``seq`` is left out if its line is
+        not known on each of ``ranks``. The more ranks there are, the fewer collectives before
+        ``seq`` are looked up.
         """
         first = seq - max(_LEAST_LOOKED_UP, _MOST_LOOKED_UP // len(ranks))
         paths: dict[int, dict[int, str]] = {}

@@ -101,8 +101,9 @@ _AFTER_SCRIPT = re.compile(r"^ {4}_shutdown \(threading\.py:\d+\)$", re.MULTILIN
 def script_places(stacks: Mapping[int, str]) -> dict[int, str]:
     """Returns each rank's text on its script's current line: "now at train.py:7".
 
-    The text is empty if the line is not known. If all ranks are at the same line, for example of a
-    helper function, the text also names the lines that called it, as far as they differ.
+    If the line is not known, the text says that the rank left its script, or is empty. If all ranks
+    are at the same line, for example of a helper function, the text also names the lines that
+    called it, as far as they differ.
 
     stacks: by rank, the text of a ``StackDump``.
     """

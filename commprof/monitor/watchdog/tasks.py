@@ -35,7 +35,7 @@ from commprof.monitor.watchdog.issue_lines import IssueLines
 from commprof.monitor.watchdog.thresholds import Threshold
 from commprof.text import printable
 
-#: Largest number of events written; a job that differs in every step must not fill the disk.
+#: Largest number of events written; a job with an anomaly in every step must not fill the disk.
 _MOST_EVENTS = 1000
 
 
@@ -101,7 +101,7 @@ class HangTask:
 
         Args:
             directory: directory for hang files.
-            threshold: the limit; ``poll`` adds step times to it.
+            threshold: the limit; it may learn from the step times that ``poll`` passes to it.
             log: gets the reports.
             mismatches: returns the mismatched collectives that are known by now.
         """
@@ -269,7 +269,10 @@ class MismatchTask:
         self._tell(last=False)
 
     def known(self) -> list[Mismatch]:
-        """Returns the first mismatch of each group, and the latest that are known by now."""
+        """Returns each group's first and latest reported mismatch, and mismatches not yet reported.
+
+        Some ranks may not have issued the collectives of the latter yet.
+        """
         differing = [*self._finder.first(), *self._finder.known()]
         by_number = {(mismatch.group, mismatch.seq): mismatch for mismatch in differing}
         return [*map(self._with_lines, by_number.values())]

@@ -72,7 +72,7 @@ def test_ten_hosts_with_most_ranks_at_fault_are_listed_with_their_switches() -> 
     late = [*range(0, 1024, 16), *range(600, 608)]
     found = text(job(late, topology="core.leaf7.n075"), late)
     hosts = [line for line in found.splitlines() if line.startswith("on ")]
-    assert hosts[0] == "on n075 (below core, leaf7): ranks 600-607"
+    assert hosts[0] == "on n075 (network switches: core, leaf7): ranks 600-607"
     assert (len(hosts), hosts[-1]) == (11, "on 55 more hosts: 55 ranks")
 
 

@@ -197,13 +197,13 @@ def test_a_log_of_nccl_is_named_with_what_it_shows(
     line = _refusal(path, capsys)
     assert "is a log with lines of NCCL (NCCL_DEBUG), which has no times" in line
     assert (
-        "it shows NCCL 2.20.5+cuda12.4, 2 joins of communicators of 8 ranks, 3 calls (2 AllReduce,"
-        " 1 AllGather) in communicators of 4 ranks, 2 warnings, the first "
+        "it shows NCCL 2.20.5+cuda12.4, 2 initialisations of communicators of 8 ranks, "
+        "3 calls (2 AllReduce, 1 AllGather) in communicators of 4 ranks, 2 warnings, the first "
         '"socketProgress: Connection closed by remote peer"'
     ) in line
     packed = tmp_path / "nccl.log.gz"
     packed.write_bytes(gzip.compress(NCCL_LOG.encode()))
-    assert "2 joins of communicators of 8 ranks" in _refusal(packed, capsys)
+    assert "2 initialisations of communicators of 8 ranks" in _refusal(packed, capsys)
 
 
 def test_a_job_that_the_watchdog_stopped_is_sent_to_its_dumps(

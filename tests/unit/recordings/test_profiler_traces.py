@@ -294,7 +294,7 @@ def test_events_with_unusable_values_are_counted_and_left_out(tmp_path: Path) ->
     path = tmp_path / "odd.json"
     path.write_text(document([*odd, *rank_events(0)], 0))
     assert world_of(path).timing.steps == 4
-    assert "6 events had no usable times and were left out" in text_of(path)
+    assert "commprof left out 6 events without usable times" in text_of(path)
 
 
 def in_lines(rank: int) -> str:
@@ -324,7 +324,7 @@ def test_events_with_quotes_in_names_are_left_out(
     assert world.ranks[0].kernels is not None
     assert world.ranks[0].kernels.communication_ms == pytest.approx(0.3)
     text = text_of(tmp_path)
-    assert "4 events had text that is not JSON and were left out" in text
+    assert "commprof left out 4 events with text that is not JSON" in text
     assert "rank, process groups, metadata) is not all JSON" in text
 
 
