@@ -126,7 +126,8 @@ class ProfilerEvents:
     other_device_name: str = ""
     #: Number of events without usable times.
     unusable: int = 0
-    #: Number of events that are not JSON; the next field is the number of such top-level values.
+    #: Number of events that were passed over because they are not valid JSON; the next field counts
+    #: the values beside ``traceEvents``, at the top level of the file, that were passed over.
     passed_over: int = 0
     passed_over_in_head: int = 0
     problem: str = ""
@@ -371,9 +372,9 @@ def _put_if_timed(
     arguments: dict[str, Any],
     events: ProfilerEvents,
 ) -> bool:
-    """Keeps an event of a kind.
+    """Keeps an event of the given kind; an event that is ``UNUSED`` is dropped.
 
-    If the event has no usable times, it is only counted, and the result is False.
+    Returns False if the event has no usable times; it is then only counted, in ``unusable``.
     """
     try:
         begin = _moment_ns(event["ts"])

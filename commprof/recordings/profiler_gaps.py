@@ -56,8 +56,8 @@ def recorded_steps(
     if not lost.any() or lost.all():
         return steps, []
     caveat = (
-        f"the kernels of {counted(int(lost.sum()), 'step')} of {len(begin)} were not recorded: "
-        "these steps are left out of all figures"
+        f"the kernels of {int(lost.sum())} of {counted(len(begin), 'step')} were not recorded; "
+        "all figures leave out such steps"
     )
     kept_steps = replace(
         steps, number=steps.number[~lost], begin_ns=begin[~lost], end_ns=end[~lost]

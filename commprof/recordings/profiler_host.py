@@ -105,8 +105,8 @@ def no_host_calls() -> HostCalls:
 def host_calls(events: ProfilerEvents) -> HostCalls:
     """Joins c10d's operators with the ranges of the backend.
 
-    The group of a call is not known yet unless an event names it, and its ``group_size`` follows
-    from the tensors, or is 0.
+    The group of a call is known so far only if an event names it. The call's ``group_size`` follows
+    from the tensors; it is 0 if they do not tell the size.
     """
     issued = [_issued(event) for event in _operators(events)]
     ran, doubtful = _ranges(events, issued)
@@ -304,8 +304,8 @@ def _without_callbacks(
 
     gloo's thread runs the callbacks of a collective, such as the rest of PowerSGD's hook, before it
     ends the collective's range. Operators that the thread issues there come after the transfer. A
-    thread that waits for the collective may wait for all of this, so exposed time counts to the
-    range's end.
+    thread that waits for the collective may wait for all of this, so exposed time counts up to the
+    end of the uncut range.
     """
     begins: defaultdict[int, list[int]] = defaultdict(list)
     for call in issued:
@@ -390,9 +390,9 @@ def _other_kinds(
 ) -> Sequence[_Kind]:
     """Returns the kinds of ranges that operators without ranges of their own kind may have.
 
-    These are kinds of the same form, if the input of the operators or of the ranges was not
-    recorded, or if the backend describes inputs in another way. If no range has this form, they are
-    the kinds with the same input: the backend then runs another operation instead.
+    The result holds kinds of the same form if the input of the operators or of the ranges was not
+    recorded, or if the backend describes inputs in another way. If no range has this form, the
+    result holds the kinds with the same input: the backend then runs another operation instead.
 
     Args:
         kind: the kind of the operators.

@@ -54,7 +54,7 @@ _RANGES = re.compile(
 _BACKWARD_OP = "autograd::engine::evaluate_function"
 #: First part of the names of autograd's own nodes.
 _NODES = "torch::autograd::"
-#: Range in which DDP, after waiting for a bucket, copies it back into the gradients.
+#: Operator in which DDP, after waiting for a bucket, copies it back into the gradients.
 _COPIED_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 #: Operator that divides a tensor. gloo's reduce-scatter divides the sum, and keeps one part.
 _CHUNK = "aten::chunk"
@@ -70,7 +70,7 @@ class Category(IntEnum):
     LAUNCH = auto()
     RANGE = auto()
     OPERATOR = auto()
-    #: Of devices whose events have no known meaning.
+    #: Categories of devices whose events have no known meaning.
     OTHER_DEVICE = auto()
 
 
@@ -113,11 +113,11 @@ class EventKind(IntEnum):
     COPY_BACK = auto()
     #: Operator that divides a tensor.
     CHUNK = auto()
-    #: Event of a device that is only counted.
+    #: Event of a device whose events have no known meaning; it is only counted.
     OTHER_DEVICE = auto()
 
 
-#: Events of these kinds are stored in columns, without names: field of ``ProfilerEvents``, by kind.
+#: Field of ``ProfilerEvents`` in whose columns events of a kind are stored, without names.
 COLUMN_OF: Final = {
     **dict.fromkeys((EventKind.KERNEL, EventKind.UNREADABLE_KERNEL), "kernels"),
     EventKind.COPY_WITHIN: "copies",
@@ -127,7 +127,7 @@ COLUMN_OF: Final = {
 }
 #: Field of ``ProfilerEvents`` with the begins of the events of a kind.
 BEGINS_OF: Final = {EventKind.COPY_BACK: "copied_back_ns", EventKind.CHUNK: "chunked_ns"}
-#: Events of these kinds are stored with their names: field of ``ProfilerEvents``, by kind.
+#: Field of ``ProfilerEvents`` in which events of a kind are stored with their names.
 LIST_OF: Final = {
     EventKind.COMMUNICATION: "communication",
     EventKind.COPY_BETWEEN: "between_devices",
@@ -144,8 +144,9 @@ OF_DEVICE: Final = (
 LAUNCHES: Final = (EventKind.LAUNCH, EventKind.GRAPH_LAUNCH)
 #: Argument that shows that an event is part of a collective.
 COLLECTIVE: Final = "Collective name"
-#: Argument of a copy, such as "DtoD", that is read as the last word of its name: torch's own writer
-#: over CUPTI (torch 2.13) names every copy "Memcpy". The C++ scanner knows this key.
+#: Key of a copy's argument. Its value, such as "DtoD", is read as the last word of the copy's name,
+#: because the trace writer that torch 2.13 has for CUPTI names every copy "Memcpy". The C++ scanner
+#: uses the same key.
 COPY_KIND: Final = "copy kind"
 #: Arguments that are stored for events of the kinds in ``LIST_OF``.
 KEPT_ARGUMENTS: Final[tuple[str, ...]] = (

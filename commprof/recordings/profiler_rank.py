@@ -61,7 +61,7 @@ _RANK_IN_NAME = re.compile(
 _PROCESS_IN_NAME = re.compile(r"_\d+\.\d{9,}\.pt\.trace\.json")
 #: Folder names of Ascend's handler: host, process and time, without a rank.
 _PROCESS_OF_ASCEND = re.compile(r"_\d+_\d{9,}_ascend_pt$")
-#: File with facts on the rank, beside ``_OF_ASCEND``.
+#: Name of the file with facts on the rank; the file lies beside the folder ``_OF_ASCEND``.
 _INFO_OF_ASCEND = re.compile(r"profiler_info_(\d{1,6})\.json")
 
 
@@ -83,7 +83,7 @@ class RankRecording:
     #: True if the rank was read from the file's name; it may then be the rank within one host.
     by_name: bool = False
     problems: list[str] = field(default_factory=list)
-    #: Begins of the windows that were joined; empty for a single file.
+    #: Begins of the files' windows of time, if several files were joined; empty for a single file.
     windows_ns: tuple[int, ...] = ()
     #: True if a device computed and the host transferred: the calls then have the host's times.
     by_host: bool = False
@@ -415,8 +415,8 @@ def _backend(recording: RankRecording) -> str:
 def _groups(recording: RankRecording, rank: int) -> tuple[dict[int, Group], Ints]:
     """Returns the process groups by id, and each call's group id.
 
-    Calls whose group is not known count as calls of a group without a name; the group's size is 0
-    if it is not known.
+    Calls whose group is not known count as calls of a group without a name; its size is 0 if the
+    calls do not tell the size.
     """
     backend, only = _backend(recording), _only_group(recording.events.about)
     number: dict[tuple[str, tuple[int, ...], int], int] = {}
@@ -466,7 +466,7 @@ def _metadata(
         "backend": _backend(recording) or "unknown",
         "machine": {
             "hostname": host if isinstance(host, str) else "unknown",
-            # Ranks share a clock only if they name the same host and only the host was recorded.
+            # Ranks share a clock only if they name the same host and no device was recorded.
             "boot_id": host
             if isinstance(host, str) and recording.device is None
             else f"rank {rank}",

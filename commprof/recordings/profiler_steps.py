@@ -120,7 +120,8 @@ def find_steps(events: ProfilerEvents, calls: CallColumns, busy: Stretches) -> F
     period = _period([(call.op, call.group, call.bytes_in) for call in calls])
     if period:
         at = [call.begin_ns for call in calls[::period]]
-        said = f"no step is marked; {period} collectives repeat and count as one step"
+        repeated = counted(period, "collective")
+        said = f"no step is marked, but a sequence of {repeated} repeats: it counts as one step"
         return _between(at, said)
     begin, end = (int(busy.begin_ns[0]), int(busy.end_ns.max())) if len(busy) else (0, 1)
     said = "no step is marked and no collectives repeat: the whole recording counts as one step"
@@ -385,7 +386,10 @@ def pass_records(
     device: int | None,
     thread: int,
 ) -> Records | None:
-    """Makes the backward-pass records that capture would have written; None without DDP buckets."""
+    """Makes the backward-pass records that capture would have written.
+
+    None if there are no DDP buckets, or if the time of one of them is not known.
+    """
     rows, step = bucket_rows(events, calls, steps)
     if len(rows) == 0 or not calls.timed[rows].all():
         return None

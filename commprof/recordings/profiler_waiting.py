@@ -41,10 +41,10 @@ _FEWEST_STEPS: Final = 4
 class HostWaiting:
     """When a rank did not wait for communication, and when it still waited after the end of it."""
 
-    #: Times that hide communication.
+    #: Times in which the rank did not wait: they hide communication.
     hiding: Stretches
-    #: Times in which the thread still waited for a call after the call's end: the next field holds
-    #: these times, this field the row of each one's call.
+    #: Rows of calls, one for each interval in ``late``, the next field. In this interval, after the
+    #: call's end, the thread still waited for the call.
     row: Ints
     late: Stretches
 
@@ -147,7 +147,7 @@ def _in_python(since_end_ns: Ints, since_event_ns: Ints, call_of_step: Ints) -> 
 
     Args:
         since_end_ns: time from a collective's end to each event.
-        since_event_ns: time from the thread's event before to each event.
+        since_event_ns: time from the thread's previous event to each event.
         call_of_step: the same number for events after the same call of each step.
     """
     python_ns = since_end_ns.copy()

@@ -24,7 +24,8 @@ from commprof.recordings.profiler_named import Event, NamedEvents
 from commprof.recordings.profiler_rank import RankRecording, recorded_rank
 from commprof.text import counted, named_ranks
 
-#: Offset between the ids of windows, because ids start again in every process.
+#: Offset between the ids of two successive windows (see ``one_a_rank``), so that ids stay different:
+#: every process starts again with the same ids.
 _APART: Final = 1 << 48
 MOST_WINDOWS: Final = 1 << 12
 _END_OF_TIME: Final = 1 << 62
@@ -73,7 +74,7 @@ def one_a_rank(
     several = sorted(rank for rank, of_rank in windows.items() if len(of_rank) > 1)
     again = sum(len(of_rank) - len(windows[rank]) for rank, of_rank in recordings.items())
     caveat = (
-        [f"{counted(again, 'file')} held only steps that other files of the same rank hold too"]
+        [f"left out {counted(again, 'file')}: other files of the same rank hold the same steps"]
         if again
         else []
     )

@@ -16,9 +16,10 @@ from commprof.report.tabulated import Grid, not_shown, tabulated, three_digits
 from commprof.text import counted, fitted, printable
 
 LEGEND = """\
-Medians over the measured steps in ms: step of the slowest rank, its parts as means over ranks,
-collectives from issue to completion. B/A: ratio of the medians [95 % interval]. p: rank-sum test
-over the steps; p of parts and collectives is corrected for the number of parts and collectives.
+Medians over the measured steps in ms. The step is that of the slowest rank, its parts are means
+over ranks, and a collective lasts from its issue to its completion. B/A: ratio of the medians
+[95 % interval]. p: rank-sum test over the steps, for parts and collectives corrected for their
+number.
 Interval and p count correlated steps as fewer independent steps; with too few, neither is shown.
 changed: p < 0.05 and the interval excludes 1. This says that the two runs differ, but not why:
 other programs on the machine may be the cause."""
@@ -194,7 +195,7 @@ def render_json(result: RunComparison, fail_above: float | None) -> str:
     ``effective_steps`` (how many independent steps these are worth), and ``no_core_share`` (for A
     and for B: run delay as a fraction of the ranks' time outside of waiting; run delay is time in
     which a rank could run but had no core). Each world also has the changes ``with_cores`` (of the
-    step time less run delay), ``parts`` and ``collectives``; each change has ``name``, ``a_ms``,
+    step time without run delay), ``parts`` and ``collectives``; each change has ``name``, ``a_ms``,
     ``b_ms``, ``ratio`` (``value``, ``low``, ``high``; null if unknown), ``p_value`` and
     ``significant``.
     """

@@ -234,7 +234,7 @@ def unknown_lines(report: FullReport) -> Iterator[str]:
             if why := world.evidence.lacking(figure):
                 yield f"world size {world.world_size}: {what}: {why}"
     for size, why in report.result.failures:
-        yield f"world size {size} has no rows of steps, calls and waits: {why}"
+        yield f"world size {size} has no rows of steps, calls or waits: {why}"
 
 
 def _write_world(

@@ -103,4 +103,4 @@ def test_updates_only_inside_backward_passes_do_not_end_steps(tmp_path: Path) ->
     iteration = [backward(100, 200), update("SGD", 110, 190), backward(210, 300)]
     begin, _, problems = recorded(tmp_path / "job", [*iteration, update("SGD", 220, 290)])
     assert begin == pytest.approx([1000 * number + 300 for number in range(ITERATIONS - 1)])
-    assert any("collectives repeat and count as one step" in text for text in problems)
+    assert any("repeats: it counts as one step" in text for text in problems)

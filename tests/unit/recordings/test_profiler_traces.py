@@ -199,7 +199,7 @@ def test_unmarked_steps_are_found_from_repeating_collectives(tmp_path: Path) -> 
     path = tmp_path / "repeats.json"
     path.write_text(document(unmarked, 0))
     assert world_of(path).timing.steps == 11
-    assert "1 collectives repeat" in text_of(path) or "no step is marked" in text_of(path)
+    assert "1 collective repeats" in text_of(path) or "no step is marked" in text_of(path)
     (path := tmp_path / "whole.json").write_text(document(unmarked[:4], 0))
     assert world_of(path).timing.steps == 1
     assert "the whole recording counts as one step" in text_of(path)
