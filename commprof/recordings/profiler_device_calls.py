@@ -97,7 +97,7 @@ def _is_operation(name: str) -> bool:
 
 
 def _ranges_of(events: ProfilerEvents) -> EventTable:
-    """Returns c10d's ranges and operators; an operator takes the collective's name, if recorded."""
+    """Returns c10d's ranges and operators, each operator named after its collective if recorded."""
     issued, texts = events.issued.table, events.issued.texts
     kind_of: dict[int, int] = texts.known.setdefault(COLLECTIVE, {})
     different, argument_row = numbered(issued.arguments)

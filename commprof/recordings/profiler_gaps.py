@@ -31,7 +31,8 @@ def recorded_steps(
     """Leaves out steps whose kernels were not recorded; also returns a caveat on them.
 
     Such a step has launches, or calls of c10d, but few or none of the kernels that they launched.
-    If no step has kernels that can be joined with launches, the launches are ignored.
+    If this applies to all steps with launches, the launches are ignored: the recording may not tell
+    which kernels they launched.
 
     Args:
         events: the trace's events.

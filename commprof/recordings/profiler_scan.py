@@ -3,8 +3,8 @@
 The scanner returns the events of a piece of text as columns, with indices in place of names. The
 kind of an event (:mod:`profiler_kinds`) is determined once for each name, and the columns are
 sorted with numpy. Only events that keep their names become objects. The scanner stops in front of
-an event that is written in an unusual way; :mod:`profiler_events` takes such an event as Python's
-json reads it.
+an event that is written in an unusual way; :mod:`profiler_events` reads such an event with Python's
+json instead.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class TraceScanner:
 
     @property
     def is_unusual(self) -> bool:
-        """True if the last scan stopped at an event that the scanner does not take."""
+        """True if the last scan stopped at an event that the scanner leaves to Python's json."""
         return self._scanner.is_unusual
 
     def scan(self, text: str, at: int, events: ProfilerEvents) -> int:

@@ -24,7 +24,7 @@ from commprof.recordings.profiler_named import Event, NamedEvents
 from commprof.recordings.profiler_rank import RankRecording, recorded_rank
 from commprof.text import counted, named_ranks
 
-#: Offset between the ids of two successive windows (see ``one_a_rank``), so that ids stay different:
+#: Offset between the ids of successive windows (see ``one_a_rank``), which keeps the ids different:
 #: every process starts again with the same ids.
 _APART: Final = 1 << 48
 MOST_WINDOWS: Final = 1 << 12

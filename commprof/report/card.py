@@ -112,7 +112,7 @@ def _figures(of: CardCommunication) -> list[tuple[str, str]]:
     split = "not separated in this run"
     if not math.isnan(of.wait_ms):
         split = f"{in_ms(of.wait_ms)} waiting for others, {in_ms(of.transfer_ms)} transfer"
-    best = f"{of.exposed_share:.1%} of the step at most, leaving {in_ms(of.best_step_ms)}"
+    best = f"at most {of.exposed_share:.1%} of the step, leaving {in_ms(of.best_step_ms)}"
     hidden = f"; hidden by work: {in_ms(of.hidden_ms)}" if of.hidden_ms > 0 else ""
     return [
         (
@@ -120,7 +120,7 @@ def _figures(of: CardCommunication) -> list[tuple[str, str]]:
             f"{in_ms(of.exposed_ms)}, {of.exposed_share:.1%} of the step{hidden}",
         ),
         ("Wait and transfer", split),
-        ("Faster communication", f"wins {best}"),
+        ("Faster communication", f"saves {best}"),
     ]
 
 
@@ -158,11 +158,11 @@ def _small(card: Card) -> list[tuple[str, str]]:
     small = card.small_calls
     if small is None or following.cause:
         return []
-    calls = f"{small.calls_per_step:.0f} calls per step, of {in_bytes(small.mean_bytes)} on average"
+    calls = f"{small.calls_per_step:.0f} calls per step, {in_bytes(small.mean_bytes)} on average,"
     remedy = "try larger buckets"
     if not small.of_buckets:
         calls, remedy = small.name, small.remedy
-    said = f"{calls}, cause {small.exposed_share:.0%} of the exposed time; {remedy}"
+    said = f"{calls} cause {small.exposed_share:.0%} of the exposed time; {remedy}"
     return [("Small messages", said)]
 
 

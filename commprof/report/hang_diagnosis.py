@@ -52,8 +52,8 @@ def render(found: Diagnosis, width: int, tables: int | None = None) -> str:
         blocks += [table, fitted(LEGEND, width)]
     more = len(found.groups) - min(len(shown), _MOST_GROUPS)
     if more:
-        text = "with operations that are, or may be, pending; --format json shows all."
-        blocks.append(wrapped(f"{counted(more, 'more group')} {text}", width))
+        text = "with operations that are, or may be, pending (--format json shows all groups)."
+        blocks.append(wrapped(f"Not shown: {counted(more, 'more group')} {text}", width))
     caveats = [f"- {printable(one)}" for one in found.read.problems]
     if found.lacks.untold and found.kind != "unknown":
         caveats.append(

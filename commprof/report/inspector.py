@@ -25,13 +25,15 @@ from commprof.text import counted, fitted, listed, plain_digits, plural, printab
 
 SCHEMA_VERSION = 1
 _OPERATIONS = """\
-time: mean of a rank in a call, as Inspector measures it; wait: its part before the last rank came;
-transfer: median time of the rank that came last; busbw: of the transfer; with wait: of the whole
-time, as Inspector states it. size: as nccl-tests counts it. -: not known."""
+time: mean time of a rank in a call, as Inspector measures it; wait: the part of this time before
+the last rank came; transfer: median time of the rank that came last; busbw: bus bandwidth of the
+transfer; with wait: of the whole time, as Inspector states it. size: as nccl-tests counts it. -:
+not known."""
 _COMMUNICATORS = """\
 last: the process that the others of this communicator waited for most; part: fraction of their
 waiting that was for this process. The process may be late only because it waited in another
-communicator: caused, above, tells where waiting began. time, wait: mean of a recorded rank."""
+communicator: the column caused, in the table above, shows with which process waiting began. time,
+wait: means over the recorded ranks."""
 _PROCESSES = """\
 caused: time that all others waited because of the process, traced across communicators; waited:
 time that the process waited itself, and its fraction of the process's time in collectives and
@@ -86,7 +88,7 @@ def context(result: InspectorResult) -> dict[str, str]:
 
 
 def _tables(result: InspectorResult) -> list[tuple[str, str, Grid, str, list[str]]]:
-    """Returns for each table: id, title, grid, legend, and number of rows not shown."""
+    """Returns for each table: id, title, grid, legend, and sentences on rows that are not shown."""
     most_waited_for = sorted(result.process_rows, key=lambda row: -row.caused_s)[:_MOST_ROWS]
     return [
         (
@@ -188,10 +190,10 @@ def _most(result: InspectorResult) -> str:
 
 def _steps(step: StepRow) -> str:
     return (
-        f"The calls of {printable(step.communicator)} repeat {step.steps} times, in turns of "
-        f"{printable(step.calls)}. If a turn is a step, and not a part of one, a process waits "
-        f"{_ms(step.wait_ms)} ms and transfers {_ms(step.transfer_ms)} ms per step, in all "
-        "communicators."
+        f"The calls of {printable(step.communicator)} repeat {step.steps} times; the repeated "
+        f"sequence is {printable(step.calls)}. If a repetition is a step, and not a part of one, a "
+        f"process waits {_ms(step.wait_ms)} ms and transfers {_ms(step.transfer_ms)} ms per step, "
+        "in all communicators."
     )
 
 

@@ -51,9 +51,9 @@ def _verdict(state: InspectorState) -> list[str]:
         ]
     if not state.late:
         return ["No process stands out as the one that the others wait for."]
-    of_recorded = " (of the recorded ranks)" if state.is_lower_bound else ""
+    others = "other recorded ranks" if state.is_lower_bound else "others"
     return [
-        f"{late.process.label} makes the others wait{of_recorded}: {late.share:.0%} of the recent "
+        f"{late.process.label} makes the {others} wait: {late.share:.0%} of the recent "
         "waiting began with it. "
         f"It is late in {late.late_parts} of the {late.parts} parts of this time."
         for late in state.late
@@ -69,7 +69,7 @@ def _processes(state: InspectorState) -> list[str]:
     return [
         *tabulated(rows, headers, (0, 2)).splitlines(),
         *([f"{_processes_of(more)} more."] if more else []),
-        "Recent seconds. caused: waiting that began with the process; waited: its own.",
+        "Recent times in s. caused: waiting that began with the process; waited: its own waiting.",
     ]
 
 

@@ -91,14 +91,14 @@ def _table(ranks: Sequence[RankState], width: int) -> list[str]:
     ]
     lines.insert(1, _GAP.join("-" * size for size in widths))
     recent = next((rank.recent for rank in ranks if rank.recent), None)
-    steps = f"the last {recent.steps} steps" if recent else "no complete step yet"
+    means = f"means of the last {recent.steps} steps" if recent else "but no step is complete yet"
     shown = [column.title for column in chosen]
     notes = ["waited for: sum over the other ranks, mean over all steps."] * (_WAITED in shown)
     notes += ["all_reduce: of the latest calls."] * (_LATENCY in shown)
     return [
         *lines,
         "",
-        f"Times in ms, means of {steps}. exposed = wait + transfer + unknown.",
+        f"Times in ms, {means}. exposed = wait + transfer + unknown.",
         *([" ".join(notes)] if notes else []),
     ]
 

@@ -53,7 +53,7 @@ def render(
     verdicts: Sequence[Verdict | None] = (),
     table_width: int | None = None,
 ) -> str:
-    """Renders each strategy's headline, the comparison, notes, and the command of each report.
+    """Renders each strategy's headline, the comparison, notes, and the commands for full reports.
 
     Args:
         results: results by run directory, one per strategy.

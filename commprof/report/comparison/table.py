@@ -19,10 +19,9 @@ LEGEND = """\
 Medians over the measured steps in ms. The step is that of the slowest rank, its parts are means
 over ranks, and a collective lasts from its issue to its completion. B/A: ratio of the medians
 [95 % interval]. p: rank-sum test over the steps, for parts and collectives corrected for their
-number.
-Interval and p count correlated steps as fewer independent steps; with too few, neither is shown.
-changed: p < 0.05 and the interval excludes 1. This says that the two runs differ, but not why:
-other programs on the machine may be the cause."""
+number. Interval and p count correlated steps as fewer independent steps; with too few, neither is
+shown. changed: p < 0.05 and the interval excludes 1. This says that the two runs differ, but not
+why: other programs on the machine may be the cause."""
 
 _SETTINGS = ("setting", "A", "B")
 _MOST_COLLECTIVES = 8

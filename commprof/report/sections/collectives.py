@@ -198,7 +198,7 @@ def _callers(row: CollectiveRow, width: int) -> list[str]:
         return []
     text, calls = row.callers[0]
     rest = len(row.callers) - 1
-    also = f", and {rest} other {'line' if rest == 1 else 'lines'}" if rest else ""
+    also = f"; other calls from {rest} more {'line' if rest == 1 else 'lines'}" if rest else ""
     what = f"{row.kind.op} of {_size(row.kind)} MB"
     line = f"{what}: {calls} of {row.calls} calls from {printable(text)}{also}"
     return textwrap.wrap(

@@ -41,7 +41,8 @@ def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
         "Overhead of commprof",
         grids=(
             (
-                "Step time with capture on / adjacent step time with capture off, less 1 [95 %]",
+                "Time of a step with capture on / of an adjacent step with capture off, minus 1 "
+                "[95 % interval]",
                 Grid(rows, headers),
             ),
         ),

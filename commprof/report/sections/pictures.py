@@ -9,9 +9,9 @@ from commprof.report.section import Medium, Section
 
 _TIMELINE = """\
 The time of each collective on each rank. early: from this rank's issue until the last rank's issue;
-queue: then until the backend runs it on this rank; wait: then until it runs on the last rank;
-transfer: then until completion. The table of the collectives divides the same time differently: its
-queue is all of the time from the issue to the start on the same rank."""
+queue: from then until the backend runs it on this rank; wait: from then until it runs on the last
+rank; transfer: from then until completion. The table of the collectives divides the same time
+differently: its queue is all of the time from the issue to the start on the same rank."""
 
 
 def sections(report: FullReport, medium: Medium) -> Iterator[Section]:

@@ -133,7 +133,7 @@ KINDS = {
         (
             "bound by communication: 55.0%",
             "Communication is cut into 160 small calls per step.",
-            "160 calls per step, of 2.05 kB on average,",
+            "160 calls per step, 2.05 kB on average,",
             "try larger buckets",
             "cap=25",
         ),
@@ -182,7 +182,7 @@ KINDS = {
         (
             "no single rank stands out",
             "4 ranks 400 samples/s (100%)",
-            "wins 2.5% of the step at most",
+            "saves at most 2.5% of the step",
         ),
         (*ACCUSED, "!"),
     ),

@@ -307,7 +307,7 @@ def test_of_ranks_without_steps_the_kinds_of_collectives_are_written(
     assert main(["report", str(run), "--format", "parquet", "-o", str(folder)]) == 0
     out, err = capsys.readouterr()
     assert out == f"Written: {folder}\n  kinds: 1 row\n"
-    assert "commprof: world size 2 has no rows of steps, calls and waits: " in err
+    assert "commprof: world size 2 has no rows of steps, calls or waits: " in err
     assert [path.name for path in folder.iterdir()] == ["kinds"]
     (row,) = dataset.dataset(folder / "kinds", partitioning="hive").to_table().to_pylist()
     assert (row["world_size"], row["op"], row["calls"]) == (2, "all_reduce", 6)
