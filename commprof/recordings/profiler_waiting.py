@@ -39,7 +39,7 @@ _FEWEST_STEPS: Final = 4
 
 @dataclass(frozen=True)
 class HostWaiting:
-    """When a rank did not wait for communication, and when it still waited after the end of it."""
+    """When a rank did not wait for communication, and when it still waited after a call's end."""
 
     #: Times in which the rank did not wait: they hide communication.
     hiding: Stretches

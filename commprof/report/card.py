@@ -158,11 +158,11 @@ def _small(card: Card) -> list[tuple[str, str]]:
     small = card.small_calls
     if small is None or following.cause:
         return []
-    calls = f"{small.calls_per_step:.0f} calls per step, {in_bytes(small.mean_bytes)} on average,"
+    calls = f"{small.calls_per_step:.0f} calls per step, {in_bytes(small.mean_bytes)} on average"
     remedy = "try larger buckets"
     if not small.of_buckets:
         calls, remedy = small.name, small.remedy
-    said = f"{calls} cause {small.exposed_share:.0%} of the exposed time; {remedy}"
+    said = f"{calls}: {small.exposed_share:.0%} of the exposed time; {remedy}"
     return [("Small messages", said)]
 
 

@@ -14,9 +14,9 @@ from commprof.text import counted, fitted, listed, named_ranks, printable, rank_
 SCHEMA_VERSION = 1
 LEGEND = """\
 scheduled, started, completed: number of the last collective that the group's ranks scheduled,
-started or completed, from 0 as in other reports (SeqNum in c10d's messages is 1 more). If ranks
-differ, each number is followed by its ranks. -: not recorded. messages: sends and receives that are
-pending. 0-12:4: every fourth rank from 0 to 12."""
+started or completed, counted from 0 as in other reports (SeqNum in c10d's messages is 1 more). If
+ranks differ, each number is followed by its ranks. -: not recorded. messages: sends and receives
+that are pending. 0-12:4: every fourth rank from 0 to 12."""
 _MOST_LINES = 20
 #: Largest number of groups in the table. It shows only groups whose ranks are at different
 #: collectives, and groups with a culprit.

@@ -133,7 +133,7 @@ KINDS = {
         (
             "bound by communication: 55.0%",
             "Communication is cut into 160 small calls per step.",
-            "160 calls per step, 2.05 kB on average,",
+            "160 calls per step, 2.05 kB on average:",
             "try larger buckets",
             "cap=25",
         ),
