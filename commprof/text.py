@@ -154,7 +154,10 @@ def clauses(
 
 
 def plain_digits(value: float, significant: int = 3) -> str:
-    """Formats significant digits, or all integer digits if those are more; never "1.2e+04"."""
+    """Formats a number with ``significant`` digits, or with all integer digits if those are more.
+
+    So a large number never becomes "1.2e+04".
+    """
     large = abs(value) >= 10 ** (significant - 1)
     return f"{value:.0f}" if large else f"{value:.{significant}g}"
 

@@ -37,7 +37,8 @@ def robust_deviation(
 Floats = npt.NDArray[np.float64]
 
 _RESAMPLES = 2000
-#: Bootstrap samples are averaged in this many parts, so that each fits into a processor's cache.
+#: Bootstrap samples are averaged in this many parts: the values of one part fit into a processor's
+#: cache.
 _PARTS = 40
 #: Number of resamples of the rounds of a trial; rounds are few.
 _ROUND_RESAMPLES = 10_000
@@ -218,7 +219,7 @@ def resampled_means(values: Floats, seed: int = _SEED) -> Floats:
 def resamples(count: int) -> npt.NDArray[np.int64]:
     """Returns 10,000 bootstrap samples of ``count`` rounds, as indices ``[sample, draw]``.
 
-    The samples are the same for every figure.
+    All figures of the same number of rounds share these samples.
     """
     draw = np.random.default_rng(_ROUND_SEED)
     return draw.integers(0, count, size=(_ROUND_RESAMPLES, count))
@@ -273,7 +274,10 @@ def student_t_quantile(probability: float, degrees: int) -> float:
 
 
 def _student_t_cdf(t: float, degrees: int) -> float:
-    """Student's t distribution: integrates cos(a)^(n-1), t = sqrt(n) tan(a), by Simpson's rule."""
+    """Returns the probability of values below ``t`` under Student's t distribution.
+
+    With n degrees of freedom and t = sqrt(n) tan(a), it integrates cos(a)^(n-1) by Simpson's rule.
+    """
     scale = math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - math.log(math.pi) / 2
     angle = np.linspace(0.0, math.atan(t / math.sqrt(degrees)), 2001)
     values = np.cos(angle) ** (degrees - 1)

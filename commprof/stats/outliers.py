@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float64]
 SIGNIFICANCE: Final = 0.001
 #: A value can stand out only if its excess is at least this many times any other value's excess.
 CLEARLY: Final = 2.0
-#: Least number of values whose spread is measured.
+#: At least this many values must remain as the others, whose spread is measured.
 FEWEST_OTHERS: Final = 3
 #: Terms of the series are left out once they are below this fraction of the sum.
 _NEGLIGIBLE = 1e-17

@@ -85,7 +85,8 @@ class BlockStream:
             _, block_type, _, crc, _ = schema.BLOCK_HEADER.unpack(header)
             begin, self.end = self.end, self.end + len(header) + length
             if block_type == BlockType.SPARE:
-                # reserved space, or a summary that is being written: its checksum is written last
+                # reserved space, or a block whose content is being replaced: its type and its
+                # checksum are written last
                 continue
             payload = self._file.read(length)
             if zlib.crc32(payload) == crc:

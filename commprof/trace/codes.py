@@ -85,7 +85,7 @@ FLAG_SPARSE: Final = 64
 FLAG_IN_ISSUE: Final = 128
 FLAG_MANUAL_FINALIZE: Final = 256
 
-#: Source of a step boundary: the script, an update, or one that GradScaler skipped.
+#: Source of a step boundary: the script, an optimizer's update, or one that GradScaler skipped.
 STEP_DECLARED: Final = 0
 STEP_UPDATED: Final = 1
 STEP_SKIPPED: Final = 2
@@ -95,14 +95,14 @@ SAMPLES_UNKNOWN: Final = 0xFFFFFFFF
 #: ``seq`` of a message that cannot be distinguished from others.
 NO_SEQ: Final = 0xFFFFFFFF
 
-#: Nanoseconds; in a shorter wait, the operation was already complete.
+#: A wait of fewer nanoseconds found the operation already complete.
 BLOCKED_NS: Final = 1000
 #: A loop counts as unmarked after this many backward passes without a step mark.
 SURELY_UNMARKED: Final = 20
 #: Buckets of a histogram for each power of two, and the number of powers of two.
 PER_OCTAVE: Final = 64
 OCTAVES: Final = 37
-#: Bound of a clock's drift while unknown, and of the drift's change between comparisons.
+#: Bound of a clock's drift while the drift is unknown, and of its change between comparisons.
 MOST_DRIFT: Final = 500e-6
 UNSEEN_WANDER: Final = 1e-6
 

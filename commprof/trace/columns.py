@@ -45,7 +45,7 @@ class Collectives:
     #: Sequence number of the collective in its group, equal on all ranks. For a point-to-point
     #: message, its sequence number between its two ranks, or ``schema.NO_SEQ`` if not known.
     seq: Ints
-    #: Rank in the group of the root, source or destination; 0 if the operation has none.
+    #: Root, source or destination, as a rank in the group; 0 if the operation has none.
     peer: Ints
     dtype: Ints
     reduce_op: Ints
@@ -57,12 +57,12 @@ class Collectives:
     issue_ns: Ints = field(metadata=MOMENT)
     #: True if the tensors are sparse; their sizes may differ from rank to rank.
     sparse: npt.NDArray[np.bool_]
-    #: Completion on the host. If the backend does not report completion (gloo's point-to-point and
-    #: reduce-scatter), the return of the wait for the operation. 0 if neither is known, and on
-    #: devices.
+    #: Completion: on the host, or on the device if its times were recorded. If a backend on the
+    #: host does not report completion (gloo's point-to-point and reduce-scatter), the return of the
+    #: wait for the operation. 0 if neither is known.
     end_ns: Ints = field(metadata=MOMENT)
-    #: True if the operation completed at ``end_ns``. Otherwise ``end_ns`` is 0, or the return of a
-    #: wait that did not block, and the operation completed some time before.
+    #: True if the operation completed at ``end_ns``. Otherwise ``end_ns`` is 0 (not known), or the
+    #: return of a wait that did not block: the operation had completed some time before.
     end_is_exact: npt.NDArray[np.bool_]
     #: True if the operation ended with an error, at ``end_ns``.
     failed: npt.NDArray[np.bool_]

@@ -1,11 +1,11 @@
-"""Times at which an accelerator ran kernels and copies, and the parts into which they divide time.
+"""Times at which an accelerator ran kernels and copies, and how they divide time into parts.
 
-Kernels and copies of several streams may run at once. Each moment belongs to the first part that
-has something running then:
+Kernels and copies of several streams may run at once. Each moment belongs to the first of these
+parts for which something runs then:
 
     compute                a kernel other than those of communication
     communication          a kernel of communication, and no copy within the device (such a copy is
-                           work of the device, as a kernel is); this time is exposed
+                           work of the device, as a kernel is): exposed communication
     copies                 a copy between host and device, within or between devices, or a fill
     idle                   nothing
 
@@ -52,7 +52,7 @@ class DeviceActivity:
 
     @cached_property
     def copies(self) -> Stretches:
-        """Times at which copies or fills ran, but no other kernel and no exposed communication."""
+        """Times at which copies or fills ran, but no compute kernel or exposed communication."""
         both = union(self.copies_within, self.other_copies)
         return outside(both, union(self.compute, self.exposed))
 
@@ -81,7 +81,7 @@ class DeviceActivity:
     def joined(cls, of_ranks: Sequence[DeviceActivity], shift_ns: Ints) -> DeviceActivity:
         """Joins the activity of ranks; their times are shifted so that they follow one another.
 
-        All ranks or none have ``communication``.
+        Either all ranks have ``communication``, or none.
         """
 
         def in_a_row(of_kind: Sequence[Stretches]) -> Stretches:

@@ -69,29 +69,31 @@ METADATA: Final[dict[str, Shape]] = {
     # Traces of older versions do not have it.
     "script_path": str | None,
 }
-#: More ranks than any job has. It bounds the memory that readers use because of a number in a file.
+#: More ranks than any job has. Readers use no larger number from a file: it could make them
+#: allocate too much memory.
 MOST_RANKS: Final = 1 << 20
 #: Figures of a GPU, each with its mean, minimum and maximum.
 _TELEMETRY: Final = ("utilisation_percent", "sm_clock_mhz", "power_w", "memory_used_bytes")
 #: Keys that a later metadata block may set again; a block may hold any of them.
 MORE_METADATA: Final[dict[str, Shape]] = {
-    # "hooks" and "threads" as in the first block; "threads" if the script has changed the number.
+    # "hooks" and "threads" as in the first block; "threads" only if the script changed the number.
     "hooks": list[str],
     "threads": int,  # as the script set it last
     # Written when capture starts: begin_monotonic_ns (earlier traces of the process ended before
     # it), and network_namespace, empty if unknown. Older versions wrote both at the end of capture.
-    # Written when capture ends, by name of a network interface: interfaces, with received_bytes and
-    # sent_bytes while capture was on; mtu_bytes; and rated_mbit_per_s, only for interfaces with an
-    # IPv4 address that are not bridges, 0 if not known. Also ddp_logs, with an object for each
-    # trained DDP model, 32 at most. It holds DDP's own log of the model, and besides: group_name;
-    # own_exchange, the hook or method that exchanges gradients instead of DDP's all-reduce;
-    # parameter_bytes, in the order of the indices in DDP's log; and sparse_modules, the number of
-    # modules with sparse gradients. ddp_models is the number of DDP models that were trained.
+    # Written when capture ends: three objects whose keys are names of network interfaces, namely
+    # interfaces (received_bytes and sent_bytes while capture was on), mtu_bytes, and
+    # rated_mbit_per_s (only of interfaces with an IPv4 address that are not bridges; 0 if not
+    # known). Also ddp_logs, with an object for each trained DDP model, 32 at most. The object holds
+    # DDP's own log of the model and these keys: group_name; own_exchange, the hook or method that
+    # exchanges gradients instead of DDP's all-reduce; parameter_bytes, in the order of the indices
+    # in DDP's log; and sparse_modules, the number of modules with sparse gradients. ddp_models is
+    # the number of DDP models that were trained.
     "cross_check_sources": dict,
     # Number of threads that run the collectives of each gloo group, by the group's name.
     "gloo_threads": dict,
-    # NVML's figures of the rank's GPU so far, each with mean, minimum and maximum; and for each
-    # reason the number of samples in which it limited the clock.
+    # NVML's figures of the rank's GPU so far, each with mean, minimum and maximum; and, for each
+    # reason to limit the GPU's clock, the number of samples in which this reason applied.
     "device_telemetry": {
         "uuid": str,
         "samples": int,
@@ -102,8 +104,8 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     },
     # Why capture recorded no times on the device; empty if it did, or if there is no device.
     "no_device_times": str,
-    # plan in the format of --trial; first_step, the first step of a candidate; left_out, the reason
-    # for each candidate that was not tried.
+    # plan, in the format of --trial; first_step, the index of the trial's first step; left_out, for
+    # each candidate that was not tried the reason.
     "trial": {"plan": str, "first_step": int, "begin_monotonic_ns": int, "left_out": dict},
     # values: for each step of the trial the value on which backward() was called, or null.
     "trial_losses": dict,
@@ -155,7 +157,7 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     # Times of backward passes with autograd's anomaly detection on.
     "anomaly_backwards": {"begin_ns": list[int], "end_ns": list[int]},
     # Passes over DataLoaders, 1,024 at most. begin_ns: when the first batch was asked for; end_ns:
-    # when the last batch came, or the pass ended. sampler, epoch: numbers from 1, and seed: a
+    # when the last batch came, or the pass ended. sampler and epoch count from 1, and seed is a
     # checksum; all three are 0 without a DistributedSampler that shuffles by its epoch. batches:
     # number of batches. checksum: of the content of the first 4 batches; contents: number of
     # different contents among them; both are 0 if any part of these batches was not compared.
@@ -358,7 +360,7 @@ class _AlikeDocuments:
     callers must not change it.
     """
 
-    #: Keys of objects that differ from rank to rank in their whole numbers.
+    #: Keys whose values are objects that differ from rank to rank only in whole numbers.
     _CHANGING: Final = ("clock",)
 
     def __init__(self, shape: dict[str, Shape], optional: Sequence[str] = ()) -> None:

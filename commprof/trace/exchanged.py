@@ -4,9 +4,9 @@ Ranks that train one model exchange gradients, or parameters from time to time. 
 gathers a loss or waits at barriers exchanges no gradients. Small models and compressed gradients
 need few bytes. So an exchange counts as one of gradients if any one of these rules holds:
 
-- DDP waited for its buckets, or a backward pass issued the call;
+- a backward pass issued a call, such as an all-reduce of DDP;
 - a call is a message between two ranks, or an all-to-all: pipelines and experts exchange
-  activations, whatever their size;
+  activations and their gradients this way, whatever their size;
 - a call has at least ``_OF_A_CALL`` of the bytes of the updated parameters, or the calls of a
   group have ``_OF_AN_UPDATE`` of these bytes per update. If the bytes of the parameters were not
   recorded, a call of more than ``_SMALL_BYTES`` is enough.
@@ -59,8 +59,8 @@ class Trained:
     #: Per update: indices in ``ddp_model_bytes`` of the models whose parameters it trained. This
     #: field and the next are empty for more than ``MOST_MODELS`` models.
     updated_models: tuple[tuple[int, ...], ...] = ()
-    #: Per update: indices of the models that still had the gradient tensors of the update before,
-    #: so that the script has not set these gradients to None in between.
+    #: Per update: indices of the models that still had the gradient tensors of the update before:
+    #: the script had not set these gradients to None in between.
     kept_gradients: tuple[tuple[int, ...], ...] = ()
 
     @property
@@ -118,8 +118,8 @@ class Exchanged:
     groups: tuple[GroupExchange, ...]
     #: Bytes of all calls that DDP did not issue for its buckets.
     beside_ddp_bytes: int
-    #: True if calls were issued that may carry activations: messages, all-to-all, or calls in
-    #: backward passes that DDP did not issue.
+    #: True if calls were issued that may carry activations: messages, all-to-all, or calls that a
+    #: backward pass issued but DDP did not.
     of_activations: bool
 
     @property
@@ -229,8 +229,9 @@ def _most_frequent(number: Ints, op: Ints) -> Ints:
 def exchanged_in_summary(trace: Trace) -> Exchanged | None:
     """Does what :func:`exchanged_by` does, from a summary of always-on mode; None without one.
 
-    A summary does not show which calls backward passes issued. So if a DDP model was trained, the
-    calls of every group count as an exchange of gradients.
+    A summary does not show which calls backward passes or DDP issued. So if a DDP model was
+    trained, the calls of every group count as an exchange of gradients. ``beside_ddp_bytes`` counts
+    DDP's own calls too, and ``of_activations`` is always True.
     """
     summary, trained = trace.summary, trained_by(trace.metadata)
     if summary is None:

@@ -40,8 +40,8 @@ _NO_FILE = np.full(4, -1, dtype=np.int64).tobytes()
 def _heads_of(paths: Sequence[str]) -> Sequence[_Head | None]:
     """Returns the beginnings of files, each of which is read again only once the file changes.
 
-    The entry of a file that does not exist is None. All entries are None if the module was not
-    built or is older.
+    The entry of a file that does not exist is None. All entries are None if the C++ module was not
+    built or is too old.
     """
     try:
         from commprof._reading import file_stamps, trace_heads
@@ -72,7 +72,7 @@ def _keep(path: str, head: _Head) -> None:
 def traces_among(paths: Sequence[str]) -> set[str]:
     """Returns the files whose names and first bytes are those of commprof's traces.
 
-    Empty if the C++ module was not built or is older.
+    Empty if the C++ module was not built or is too old.
     """
     named = [path for path in paths if is_named_as_trace(os.path.basename(path))]
     heads = zip(named, _heads_of(named), strict=True)

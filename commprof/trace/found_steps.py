@@ -119,7 +119,7 @@ def _at_backwards(marks: Records, passes_ns: Ints) -> StepMarks:
     A step begins at the end of the step before, or where capture began or resumed after a pause.
 
     Args:
-        marks: where capture began, and where it resumed; passes before the first are left out.
+        marks: where capture began, and where it resumed; passes before the first mark are left out.
         passes_ns: ends of the backward passes.
     """
     begins_ns = marks["timestamp_ns"].astype(np.int64)

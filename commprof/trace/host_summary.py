@@ -46,7 +46,7 @@ _MOST_HOSTS: Final = 16_384
 #: A host counts as missing if its file is older than twice the interval in which the file promised
 #: to be written again, plus this time.
 _LATENESS_S: Final = 5.0
-#: Largest difference between the clocks of two hosts.
+#: The clocks of two hosts may differ by this much.
 _SKEW_S: Final = 30.0
 #: A file counts as damaged if a time in it is further ahead of this host's clock than this.
 _AHEAD_S: Final = 86_400.0

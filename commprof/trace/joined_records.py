@@ -65,7 +65,7 @@ class JoinedRecords(PackedRecords):
         return np.arange(last + 1) * most if last * most < LARGEST else np.full(last + 1, LARGEST)
 
     def part(self, ranks: slice, shift_ns: Ints) -> JoinedRecords:
-        """Returns the records of neighbouring ranks, with what is known of how they are stored."""
+        """Returns the records of neighbouring ranks; kinds that were read need no new search."""
         stored = {kind: joined.part(ranks) for kind, joined in self._joined.items()}
         return JoinedRecords((), None, self.of_ranks[ranks], shift_ns, stored)
 

@@ -88,7 +88,7 @@ def look_up(op_id: Ints, keys: Ints, values: Ints) -> Ints:
 
 
 def row_containing(begin_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:
-    """Returns the row of the interval that contains each time; -1 outside of all.
+    """Returns the row of the interval that contains each time; -1 if no interval does.
 
     Args:
         begin_ns: begins of intervals that do not overlap, in ascending order.
@@ -135,7 +135,7 @@ def joined_column(parts: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 @functools.cache
 def _counting() -> Callable[[list[npt.NDArray[Any]]], int]:
-    """Returns ``rows_of_one_value``, in C++ if the module was built and is not older."""
+    """Returns ``rows_of_one_value``, in C++ if the C++ module was built and is not too old."""
     try:
         from commprof._reading import rows_of_one_value
     except ImportError:

@@ -1,7 +1,7 @@
 """Families of operations: variants in c10d that differ only in their arguments.
 
 A rule about the behaviour of operations names a family, so that the rule holds for every variant. A
-new operation of the trace format needs a row here.
+new operation of the trace format needs an entry in ``FAMILIES``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stores the records of one trace in a tenth of their bytes: a column for each kind and field.
 
 Most fields of a kind never change, and the others need few bytes once the smallest value is
-subtracted. So a report of many ranks can hold all of their records. A column is widened when it is
-read; its times are converted to another clock at that time.
+subtracted. So a report of many ranks can hold all of their records. A column is widened only when
+it is read; only then are its times converted to another clock.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _PLACE = {name: place for place, name in enumerate(_FIELDS)}
 #: Number of records that are packed together. It is small, so that reading a short stretch of time
 #: unpacks few other records.
 _CHUNK_RECORDS = 1 << 14
-#: This code in place of a width means that the data are differences of 4 bytes; see
-#: csrc/reading/packed_records.h.
+#: This code in place of a width means that each value is stored as its difference from the previous
+#: value, in 4 bytes; see csrc/reading/packed_records.h.
 _DIFFERENCES = 5
 _DTYPES = {name: RECORD_DTYPE[name] for name in RECORD_DTYPE.names or ()}
 #: Number of bytes of each value, by width.
@@ -99,7 +99,10 @@ class _Chunk:
         return bool((times[1:] == times[:-1]).any())
 
     def between(self, begin_ns: int, end_ns: int) -> _Chunk:
-        """Returns the records from one recorded time until before another, without a copy."""
+        """Returns the records with recorded times from ``begin_ns`` until before ``end_ns``.
+
+        The packed data are not copied.
+        """
         ends_ns = np.array((begin_ns, end_ns), dtype=np.uint64)
         first = last = 0
         stored: dict[int, tuple[int, _Stored]] = {}
@@ -220,7 +223,7 @@ class PackedRecords:
         return counts
 
     def column(self, kind: int, field: str) -> Column:
-        """Returns a field of the records of one kind; one value in all rows takes no memory."""
+        """Returns a field of the records of one kind; a value that all rows share is held once."""
         parts = [chunk.column(kind, field) for chunk in self._chunks if kind in chunk.stored]
         if not parts:
             return np.empty(0, dtype=_DTYPES[field])
@@ -459,10 +462,7 @@ class Packer:
     """
 
     def __init__(self, data: PackedData | None = None) -> None:
-        """``data`` holds the packed records of a run's traces.
-
-        None to keep the packed records in memory.
-        """
+        """``data`` holds the packed records of a run's traces; None keeps them in memory."""
         self.data = data
         self._waiting: list[Records] = []
         self._chunks: list[_Chunk] = []
@@ -478,7 +478,7 @@ class Packer:
             self._waiting = [whole[_CHUNK_RECORDS:].copy()]
 
     def add_packed(self, parts: Parts, first_ns: int, last_ns: int) -> None:
-        """Takes all records of a file at once, packed, with the times of the first and the last."""
+        """Takes all records of a file at once, packed, with the times of the first and last one."""
         if len(parts[0]):
             self._chunks.append(_packed_chunk(parts, (first_ns, last_ns), self.data))
 
@@ -512,7 +512,7 @@ def in_order(batches: Sequence[Records]) -> Records:
 
 
 def without_twins(records: Records) -> Records:
-    """Drops duplicates from records that are sorted so that only neighbours can be equal."""
+    """Drops duplicates from records that are sorted by time; equal records have the same time."""
     same_time = records["timestamp_ns"][1:] == records["timestamp_ns"][:-1]
     suspects = np.flatnonzero(np.append(same_time, False) | np.append(False, same_time))
     raw = records.take(suspects).view(f"V{RECORD_DTYPE.itemsize}")
@@ -572,7 +572,7 @@ def _packed_chunk(parts: Parts, reach: Sequence[int], held: PackedData | None) -
 
 
 def _unpacking() -> Callable[[list[Any], npt.NDArray[np.uint64]], npt.NDArray[np.uint64]] | None:
-    """Returns the function that unpacks columns; None if the module was not built or is older."""
+    """Returns the function that unpacks columns; None if the C++ module is missing or too old."""
     try:
         from commprof._reading import unpack_columns
     except ImportError:
@@ -581,7 +581,7 @@ def _unpacking() -> Callable[[list[Any], npt.NDArray[np.uint64]], npt.NDArray[np
 
 
 def packing() -> Callable[[npt.NDArray[np.uint8]], Parts]:
-    """Returns the function that packs; imported here because training ranks never pack."""
+    """Returns the function that packs records; imported here, as training ranks never need it."""
     try:
         from commprof._reading import pack_records
     except ImportError:  # the module was not built, or is too old

@@ -1,6 +1,6 @@
 """Handles columns of several ranks, whose rows follow one another rank by rank.
 
-``first`` holds the first row of each rank, and then the number of all rows.
+An array ``first`` holds the first row of each rank, and then the number of all rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from commprof.trace.lookup import joined_column, rows_of
 
 Ints = npt.NDArray[np.int64]
-#: Numbers that are small: columns of all calls of a run may be held in 4 bytes a row.
+#: A column of small numbers: one with a row for each call of a run may take only 4 bytes a row.
 Narrow = npt.NDArray[np.int32] | Ints
 
 _MOST_NS = 2**62
@@ -42,7 +42,7 @@ def in_blocks(lengths: Sequence[int]) -> list[slice]:
 
 @dataclass(slots=True, eq=False)
 class RankRows:
-    """Rows of one rank in a table of several ranks; its own table is made when it is asked for."""
+    """One rank's rows in a table of several ranks; they become a table of their own on demand."""
 
     whole: Any
     begin: int
@@ -96,9 +96,9 @@ class RankTables(Sequence[Any]):
 
     @cached_property
     def _pieces(self) -> list[tuple[Any, slice]]:
-        """Tables of several ranks, each with a slice of its rows, which in turn give all rows.
+        """Tables of several ranks and slices of them, which one after the other give all rows.
 
-        Ranks that follow one another here and in such a table share a slice.
+        Ranks that follow one another both here and in such a table share a slice.
         """
         pieces: list[tuple[Any, slice]] = []
         whole, begin, end = None, 0, 0

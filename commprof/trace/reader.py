@@ -160,8 +160,8 @@ def read_trace(path: Path, pack: PackedData | None = None) -> Trace:
 
     Args:
         path: path of the file.
-        pack: takes the records packed, see :mod:`commprof.trace.packed`, as they are read; None to
-            hold them as an array.
+        pack: stores the records, which are packed as they are read, see
+            :mod:`commprof.trace.packed`; None to hold the records as an array.
 
     A trace without its closing block is incomplete: the process was killed, or still runs.
     Its newest records are then read from the ring files, if those still exist.
@@ -200,8 +200,8 @@ def _read_with_rings(path: Path, packer: Packer | None = None) -> _File:
     """Reads a trace file and, unless it was closed or salvaged, the rings of its process.
 
     A running process moves records from the rings to the file, and so does :func:`salvage`, which
-    then removes the rings. So the file is read after the rings: a record that is moved meanwhile is
-    read twice, and is not lost.
+    then removes the rings. So the file is read again after the rings: a record that is moved
+    meanwhile is read twice, and is not lost.
     """
     file = _read_file(path, packer)
     if file.content.is_open:
@@ -259,7 +259,7 @@ def _read_small(path: Path, packer: Packer, content: TraceContent) -> tuple[int,
 
 @functools.cache
 def _small_reader() -> Callable[[str], Any] | None:
-    """Returns the function that reads small files; None if the module was not built or is older."""
+    """Returns the function that reads small files; None if the C++ module is missing or too old."""
     try:
         from commprof._reading import read_small_trace
     except ImportError:

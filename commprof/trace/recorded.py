@@ -30,7 +30,7 @@ class Recorded:
     #: that transfers on the host. False where only the call on the host was recorded.
     times: Mask
     #: True where c10d's sequence number of the collective in its group was recorded. Elsewhere the
-    #: number was counted, so that each missing record shifts the numbers after it.
+    #: recorded collectives were counted, so a missing record shifts the numbers after it.
     number: Mask
     #: True where c10d named the operation; elsewhere the operation is derived from a kernel's name,
     #: or unknown.

@@ -1,9 +1,9 @@
 """Reads ring files: the newest records of a process, dead or alive.
 
 A slot of a ring keeps its record until ``capacity`` further records have been pushed to the ring,
-even if the record was drained in the meantime. So another process can read records that were not
-flushed yet, and records that always-on mode only folds into its summary. This costs the recorded
-process no work.
+even if the recorded process has taken the record out of the ring before. So another process can
+read records that are not in the trace yet, and records that always-on mode only folds into its
+summary. This costs the recorded process no work.
 """
 
 from __future__ import annotations

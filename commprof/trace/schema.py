@@ -84,8 +84,8 @@ def comes_before(seq: int, other: int) -> bool:
     return seq != other and (other - seq) % 2**32 < 2**31
 
 
-#: Codes of operations with a root; of messages; and of both kinds together. In these operations a
-#: rank may be done before another rank has arrived.
+#: Three tuples of codes: of operations with a root, of messages, and of both kinds together. In
+#: these operations a rank may be done before another rank has arrived.
 ROOTED: Final = tuple(
     code for code, awaits in enumerate(codes.AWAITS) if awaits in ("tree", "ring", "root")
 )

@@ -299,9 +299,9 @@ def _paused(trace: Trace) -> _Predicate | None:
         f"did not run for {ns_to_s(pauses['total_ns']):.1f} s "
         f"({'once' if count == 1 else f'{count} times'}, {where})"
     )
-    by = "SIGSTOP, a debugger, a frozen cgroup"
+    by = "SIGSTOP, a debugger or a frozen cgroup"
     if any(trace.path.parent.glob(f"hang_*_rank_{trace.rank}.native.stack.txt")):
-        by = f"by py-spy, which read native stacks of a hang; {by}"
+        by = f"by py-spy, which read native stacks of a hang, or by {by}"
     return (
         f"{paused}: its process was stopped ({by}), or its machine was paused",
         f"{paused}: their processes were stopped ({by}), or their machines were paused",

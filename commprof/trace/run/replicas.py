@@ -51,10 +51,7 @@ class Life:
 
     @property
     def ending(self) -> str:
-        """The cause of the end of a rank that did not end normally.
-
-        Empty if all ranks ended normally.
-        """
+        """What disturbed the ranks, and how they ended; empty if all was normal."""
         return "; ".join(rank_problems(list(self.traces.values())))
 
 
@@ -215,7 +212,7 @@ def _named(group: Group, replica: int) -> Group:
 
 
 def _with_common_steps(traces: Sequence[Trace]) -> list[Trace]:
-    """Numbers the steps so that collectives of one step are in the same step on all ranks.
+    """Numbers the steps so that a collective lies in the step of the same number on all ranks.
 
     Each process counts steps from its own start. A rank without a collective in common with others
     keeps its numbers.

@@ -145,7 +145,7 @@ def _context(run: Path) -> dict[str, Any]:
 
 
 def strategy_directories(run: Path) -> list[Path]:
-    """Lists the run directories of the strategies compared in a run; empty for one strategy.
+    """Lists the run directories of the strategies that a run compares; empty if it compares none.
 
     Raises:
         CommprofError: ``run`` is not a run directory.
@@ -249,7 +249,7 @@ def _read_once(path: Path, _place: str, _stamp: int) -> Recording | None:
 def trace_sources(run: Path, world_size: int) -> Mapping[int, Path | Trace]:
     """Lists the traces of one world size's last attempt, by rank.
 
-    Traces of replicas are already read.
+    Each trace is given by its path; traces of replicas are given as they were read.
     """
     replicas = _replicas(run)
     if replicas is not None and len(replicas.traces) == world_size:
@@ -303,7 +303,7 @@ def _context_of_traces(run: Path) -> dict[str, Any]:
     paths = list(last_attempt(run).values())
     if not paths and (jobs := other_jobs(run)):
         raise CommprofError(
-            f"{quoted(run)} holds traces of several jobs in subdirectories; report one of them: "
+            f"{quoted(run)} holds traces of several jobs in subdirectories; give one of them: "
             + ", ".join(map(quoted, jobs))
         )
     if not paths:

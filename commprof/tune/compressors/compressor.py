@@ -379,8 +379,8 @@ def _of_this_rank(items: StateItems, running: Running, state: Mapping[str, Any])
     """Returns the items of a saved state with the residuals that this rank has to keep.
 
     A parameter's residuals change the mean of the gradients by their sum over the ranks, divided by
-    ``running.residual_ranks``. If the saved job had another number of hosts, the residuals are
-    scaled so that this change stays the same.
+    ``running.residual_ranks``: the number of ranks or, with ``hierarchical=1``, of hosts. If the
+    saved job had another such number, the residuals are scaled so that this change stays the same.
     """
     if state["world_size"] == ANY:
         if running.keeps_merged:
@@ -413,7 +413,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ranks = [int(state["rank"]) for state in ordered]
     if not ordered or ranks != list(range(world_size)):
         twice = {rank for rank in ranks if ranks.count(rank) > 1}
-        again = f", twice of {named_ranks(twice)}," if twice else ""
+        again = f", those of {named_ranks(twice)} more than once," if twice else ""
         raise UsageError(
             f"merge_states() got the states of {named_ranks(ranks)}{again} for world size "
             f"{world_size} (needed: one state of each rank)"

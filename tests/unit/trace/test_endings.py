@@ -129,9 +129,9 @@ def test_a_pause_in_which_native_stacks_were_read_is_not_a_stranger_s(tmp_path: 
         return paused
 
     (tmp_path / "hang_1_rank_11.native.stack.txt").touch()
-    assert ": its process was stopped (SIGSTOP, a debugger, a frozen cgroup), or its" in told()
+    assert ": its process was stopped (SIGSTOP, a debugger or a frozen cgroup), or its" in told()
     (tmp_path / "hang_1_rank_1.native.stack.txt").touch()
-    assert ": its process was stopped (by py-spy, which read native stacks of a hang; " in told()
+    assert ": its process was stopped (by py-spy, which read native stacks of a hang, or " in told()
 
 
 def test_results_of_model_comparisons_are_reported(tmp_path: Path) -> None:
