@@ -80,7 +80,7 @@ def _steps(name: str, meaning: str, least: int, allowed: str) -> Variable:
 
 
 def _whole(text: str, least: int, most: int) -> int:
-    # int() also reads digits of other scripts, and refuses numbers of thousands of digits.
+    # int() also reads digits of other writing systems, and refuses numbers of thousands of digits.
     number = int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else least - 1
     return int(_within(number, least, most))
 
@@ -174,7 +174,7 @@ DEVICE_EVENTS = _choice(
 NCCL = _choice(
     "COMMPROF_NCCL",
     "what NCCL's profiler plugin records; off: nothing; operations: NCCL's operations; kernels: "
-    "also their times on the GPU; network: also the work of the network; "
+    "also their times on the GPU; network: also the transfers between hosts; "
     "auto: kernels, but operations from NCCL 2.31 on",
     *("auto", "off", "operations", "kernels", "network"),
 )

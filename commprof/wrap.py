@@ -1,8 +1,8 @@
 """``torchrun -m commprof.wrap train.py ARGS``: runs an unchanged script and records it.
 
 ``-m package.module ARGS`` runs a module. Traces go to the directory in COMMPROF_OUT, or to
-``commprof-trace``. Processes that the script starts itself are recorded too. A launcher's
-``--local_rank=N`` in front of the script (deepspeed, torch.distributed.launch) goes to the script.
+``commprof-trace``. Processes that the script starts itself are recorded too. If the launcher
+(deepspeed, torch.distributed.launch) puts ``--local_rank=N`` before the script, the script gets it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Report of a trial: text for the terminal, one screen, a section, flat rows, pictures, and JSON.
+"""Report of a trial: terminal (full and one screen), Markdown, HTML page, tables of rows, JSON.
 
-The text begins with the verdict, followed by its evidence; ``docs/trials.md`` describes the JSON.
+The texts begin with the verdict, followed by its evidence; ``docs/trials.md`` describes the JSON.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _bound(value: float) -> str:
 
 
 def overhead_grid(trial: TrialResult) -> Grid | None:
-    """Makes a table of single and combined techniques; None without a measurable overhead."""
+    """Makes a table of techniques, alone and combined; None if no overhead could be measured."""
     shown = [one for one in trial.candidates if one.overhead_reduction is not None]
     if not shown:
         return None
@@ -254,7 +254,7 @@ class TrialReport:
         return render(self.trial, description, width, caveats, tables)
 
     def section(self) -> Section:
-        """Returns the section of Markdown and of the page."""
+        """Returns the trial's section, which the Markdown report and the HTML page show."""
         trial, grids, legend = self.trial, [], ""
         if trial.rounds:
             grids = [(setup(trial).removesuffix("."), candidates_grid(trial))]

@@ -1,4 +1,4 @@
-"""Functions of compressors and trials for the profiler: see ``commprof.satellites``."""
+"""Functions by which the profiler uses compressors and trials: see ``commprof.satellites``."""
 
 from __future__ import annotations
 

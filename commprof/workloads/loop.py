@@ -1,4 +1,4 @@
-"""Training loop of all workloads, which runs phase by phase under a step recorder."""
+"""Training loop of all workloads, which reports its phases and steps to a step recorder."""
 
 from __future__ import annotations
 

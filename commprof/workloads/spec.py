@@ -214,7 +214,7 @@ class Workload(Protocol):
     build_imports: ClassVar[tuple[str, ...]]
     """Slow modules that build() imports; a launcher may import them once for all ranks."""
     default_batch_size: ClassVar[int]
-    """Batch size (of a rank in weak scaling, global in strong) when the user gives none."""
+    """Batch size if the user gives none: per rank in weak scaling, global in strong scaling."""
     split_dependence: ClassVar[str]
     """Reason why the loss depends on how ranks split a global batch; empty if it does not."""
 

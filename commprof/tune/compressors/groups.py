@@ -40,7 +40,7 @@ class Connections:
 
         Args:
             group: a group for CPU tensors; all its ranks call the methods of this class together.
-            names: for each rank of the group, the rank that warnings and errors print.
+            names: for each rank of the group, the rank number that warnings and errors print.
             timeout: time without progress after which a rank counts as gone.
         """
         self._group = group
@@ -201,8 +201,9 @@ class Groups:
     def _way_between_hosts(self) -> ExchangeWay:
         """Chooses how a hierarchical compressor exchanges; all ranks must call this together.
 
-        Ranks at the same position on different hosts exchange; on a single host all ranks add up
-        fp32 gradients through shared memory.
+        Ranks at the same position on different hosts exchange. On a single host, all ranks add up
+        fp32 gradients through shared memory. If no two ranks share a host, or if a host's ranks
+        cannot share memory, all ranks exchange.
         """
         from commprof.tune import backend
 

@@ -25,7 +25,9 @@ def _module() -> Any:
 
 
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Returns the ``k`` values largest in magnitude, and their indices; ties: lowest index.
+    """Returns the ``k`` values largest in magnitude, and their indices.
+
+    Of values equal in magnitude, those with the lowest indices are taken.
 
     Returns:
         Values, fp32, and indices, int32 and ascending, both [min(k, n)]. NaN counts as larger

@@ -1,4 +1,4 @@
-"""Runs a compressor in one DDP model, by an engine that compresses and exchanges gradients."""
+"""Runs a compressor in one DDP model: makes and stops the engine that exchanges the gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from commprof.tune.compressors.torch_ops import TorchOps
 #: State of an engine: parameter index, kind and values of each item.
 StateItems = list[tuple[int, str, Any]]
 
-#: When an engine is stopped, the stop waits this many seconds for a bucket that is being exchanged.
+#: Patience in seconds with which engines are stopped, see ``Engine.stop``.
 _PATIENCE_S = 1.0
 
 
@@ -72,9 +72,9 @@ class Running:
                 at a time can use a group's connections.
 
         Raises:
-            CommprofError: the ranks differ in scheme, options or parameters, the scheme needs the
-                native module, or a rank cannot make its native engine. All ranks then raise this
-                error.
+            CommprofError: the ranks differ in scheme, options or parameters; or the scheme or an
+                option needs the native module and gradients on the CPU; or some rank cannot make
+                its native engine. All ranks then raise this error.
         """
         self.is_stopped = False
         named = reduced_first(ddp)
@@ -181,7 +181,7 @@ def require_agreement(
     labels, digests = zip(*_of_all_ranks(group, (compressor.label, digest)), strict=True)
     if len(set(labels)) > 1:
         _refuse("compressor", group.rank(), labels)
-    if len(set(digests)) > 1:  # true on all ranks, so that all of them gather once more
+    if len(set(digests)) > 1:  # true on all ranks or on none, so that all gather once more
         models = _of_all_ranks(group, found)
         row = next(i for i, at in enumerate(zip_longest(*models)) if len(set(at)) > 1)
         _refuse(

@@ -35,7 +35,7 @@ _LEAST_EXPONENT, _LARGEST_EXPONENT = -66, 100
 _LARGEST_VALUE = 2.0**80
 #: fp32's layout: bits after the exponent, and the exponent that is stored for 2^0.
 _FRACTION_BITS, _BIAS = 23, 127
-#: Options that torch operations cannot follow.
+#: Options that only the native module supports.
 _NATIVE_OPTIONS = ("checksum", "hierarchical", "measure_every")
 
 
@@ -79,7 +79,7 @@ def encode_int8(x: Tensor) -> tuple[Tensor, ...]:
     padded = torch.nn.functional.pad(x, (0, -x.numel() % _BLOCK)).view(-1, _BLOCK)
     scales = (padded.abs().amax(dim=1) / 127).to(torch.bfloat16)
     quotients = padded / scales.float().clamp(min=torch.finfo(torch.float32).tiny)[:, None]
-    # A value that is not finite has no integer; the scale becomes infinite or NaN.
+    # No integer stands for a value that is not finite: its block's scale is infinite or NaN.
     integers = quotients.nan_to_num(0.0).round().clamp(-127, 127).to(torch.int8)
     return integers.view(-1)[: x.numel()], scales
 
@@ -170,8 +170,8 @@ class TorchOps:
         self._is_plain = compressor.scheme == "none"
         self._number = {id(parameter): number for number, parameter in enumerate(parameters)}
         self._devices = [parameter.device for parameter in parameters]
-        #: Residuals and last sent values are kept by parameter index, because DDP reuses the index
-        #: and the memory of a bucket.
+        #: Residuals and last sent values are kept by parameter index. A bucket's index or memory
+        #: does not identify them: DDP reuses both for other parameters when it rebuilds buckets.
         self._residuals: dict[int, Tensor] = {}
         self._sent: dict[int, Tensor] = {}
 

@@ -181,7 +181,10 @@ def _losses(metadata: dict[str, Any], count: int) -> list[float]:
 def _add_bytes(
     trace: Trace, table: dict[str, Floats], steps: columns.Steps, first_step: int
 ) -> None:
-    """Adds bytes, compressor times and errors to the step in which each bucket was ready."""
+    """Adds bytes, compressor times and errors to ``table``.
+
+    A bucket counts in the step in which it was ready.
+    """
     count = len(table["wall"])
     buckets, done = columns.buckets(trace), compressions(trace)
     bucket_step = _trial_step(steps, buckets.ready_ns, first_step, count)
@@ -210,7 +213,7 @@ def _sharded_bytes(
 ) -> Floats:
     """Returns the bytes that a rank sends per step in FSDP2's collectives.
 
-    On gloo torch runs a reduce-scatter as an all-reduce, which sends twice as much.
+    On gloo, torch runs a reduce-scatter as an all-reduce, which sends twice as much.
     """
     in_step = _trial_step(steps, issued.issue_ns, first_step, count)
     ops = [_GATHER, _SCATTER]

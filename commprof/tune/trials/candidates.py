@@ -32,7 +32,7 @@ BUCKET_VIEW, STATIC_GRAPH = "gradient-as-bucket-view", "static-graph"
 _BUCKET_WORDS = (
     (f"{BUCKET_CAP}=MB", "DDP's buckets, rebuilt with bucket_cap_mb=MB"),
     (f"{FIRST_BUCKET}=MB", "cap of the DDP bucket that is exchanged first"),
-    (f"{BUCKET_VIEW}=true|false", "DDP's gradients are views into its buckets, or are copied"),
+    (f"{BUCKET_VIEW}=true|false", "whether DDP's gradients are views into its buckets"),
 )
 #: Allowed caps in MiB, the unit of DDP's ``bucket_cap_mb``.
 _CAPS_MB = (0.001, 10_000.0)

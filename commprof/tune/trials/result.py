@@ -47,8 +47,8 @@ class CandidateResult:
     exact: bool
     #: True if gradients change by more than the order of summation, even if this was not measured.
     compresses: bool
-    #: Typical step on the slowest rank: Hodges-Lehmann estimate of the logarithm over rounds, see
-    #: ``stats.intervals.center``.
+    #: Typical step on the slowest rank: Hodges-Lehmann estimate over the rounds, computed from the
+    #: logarithms of their steps; see ``stats.intervals.center``.
     step_ms: float
     #: ``step_ms`` with its 95 % interval; None if rounds are too few.
     step_ms_interval: Interval | None
@@ -88,9 +88,9 @@ class CandidateResult:
     #: Largest number of bytes of gathered parameters that a rank holds in addition to the
     #: baseline's.
     held_bytes: float = 0.0
-    #: Step in the second half of a block's measured steps divided by that in the first half, at the
-    #: joint level; below 1 while the candidate settles after a switch. None if steps or rounds are
-    #: too few.
+    #: Median step in the second half of a block's measured steps, divided by that in the first
+    #: half, with its interval at the joint level. Below 1 if the candidate is still settling after
+    #: a switch. None if steps or rounds are too few.
     later_over_earlier: Interval | None = None
 
     @property

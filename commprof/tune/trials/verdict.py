@@ -127,7 +127,7 @@ def apply(candidate: Candidate, setting: TrialSetting) -> str:
 
 
 def _in_script(candidate: Candidate) -> str:
-    """Returns code to put where the script makes its DDP model, for settings without an option."""
+    """Returns code for the script, for bucket settings that no option of commprof applies."""
     hook = _in_code(candidate.compressor, "")
     return "; and ".join(filter(None, (f"in the script: {candidate.buckets.code}", hook)))
 

@@ -131,9 +131,9 @@ class _Archive:
         self.count = len(self._labels)
         if not (self.count == len(self._images) > 0 and self._images.ndim in (3, 4)):
             raise UsageError(
-                f"{path}: images of shape {self._images.shape} for {self.count} labels (allowed: "
-                "count x height x width, or count x height x width x 1 or 3 channels; and a "
-                "label for each)"
+                f"{path} holds images of shape {self._images.shape} for {self.count} labels "
+                "(allowed: count x height x width, or count x height x width x 1 or 3 channels, "
+                "with one label per image)"
             )
         if self._labels.min() < 0:
             raise UsageError(

@@ -1,7 +1,7 @@
 """Workload `lora`: low-rank adapters (Hu et al. 2021, arXiv 2106.09685) on a Mistral model.
 
 Architecture from transformers, adapters from peft, random weights. Only the adapters are trained,
-so the gradients that ranks exchange are few bytes.
+so ranks exchange few bytes of gradients.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LoraOptions:
     rank: int = field(default=16, metadata={"minimum": 1})
     """Matrix rank of the adapters; their alpha is twice the rank."""
     targets: str = field(default="attention", metadata={"choices": tuple(_TARGETS)})
-    """Linear modules with adapters: those of attention, or all modules of a layer."""
+    """Linear modules with adapters: those of attention, or all of a layer's linear modules."""
     base: str = field(default="fp32", metadata={"choices": tuple(_MADE_BYTES)})
     """Type of the frozen weights; 4bit: bitsandbytes' nf4."""
     sequence: int = field(default=128, metadata={"minimum": 1})
@@ -83,12 +83,18 @@ class Lora(OfSamples):
 
     @property
     def parameter_count(self) -> int:
-        """Number of trainable parameters, all in adapters. Raises UsageError without peft."""
+        """Number of trainable parameters, all in adapters.
+
+        Raises UsageError if transformers or peft is missing.
+        """
         return self._counts[0]
 
     @property
     def frozen_count(self) -> int:
-        """Number of parameters of the base model. Raises UsageError without transformers."""
+        """Number of parameters of the base model.
+
+        Raises UsageError if transformers or peft is missing.
+        """
         return self._counts[1]
 
     def describe(self) -> str:
@@ -102,7 +108,7 @@ class Lora(OfSamples):
         return (
             f"lora: {self.parameter_count:,} parameters in adapters of rank {chosen.rank} "
             f"({chosen.targets} layers; {4 * self.parameter_count / 1e6:,.4g} MB of gradients a "
-            f"step) on a frozen Mistral of {self.frozen_count:,} (size {chosen.size}, "
+            f"step) on a frozen Mistral of {self.frozen_count:,} parameters (size {chosen.size}, "
             f"{chosen.base}), {chosen.samples} samples of {chosen.sequence} random tokens."
         )
 
@@ -152,8 +158,8 @@ class Lora(OfSamples):
             whole = ", in fp32 until they are packed," if self.options.base == "4bit" else ""
             raise UsageError(
                 f"lora: size={self.options.size} needs {per_rank / 1e9:.3g} GB of weights{whole} "
-                f"in each of {local_ranks} ranks, and {available / 1e9:.3g} GB are free; use "
-                f"another size ({', '.join(_SIZES)}), base=bf16, or fewer ranks"
+                f"in each rank, and {available / 1e9:.3g} GB are free (ranks that share them: "
+                f"{local_ranks}); use another size ({', '.join(_SIZES)}), base=bf16, or fewer ranks"
             )
 
 

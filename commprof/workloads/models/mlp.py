@@ -73,7 +73,7 @@ class Mlp(OfSamples):
         )
 
     def refused(self) -> Mapping[str, str]:
-        """Returns an empty dictionary: no option is refused."""
+        """Returns an empty dictionary: no strategy or option is refused."""
         return {}
 
     def build(self, shard: Shard) -> Trainee:

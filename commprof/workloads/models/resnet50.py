@@ -149,14 +149,14 @@ class Resnet50:
         )
 
     def refused(self) -> Mapping[str, str]:
-        """Returns an empty dictionary: no option is refused."""
+        """Returns an empty dictionary: no strategy or option is refused."""
         return {}
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
         """Returns a rank's number of steps per epoch, at one backward pass per step.
 
-        Raises UsageError if a pass would have one image, on which batch norm of the last stage
-        cannot train.
+        Raises UsageError if a forward and backward pass would have only one image: batch norm of
+        the last stage cannot train on it.
         """
         self._check_batches(world_size, per_rank_batch)
         return passes_per_epoch(self._images.count, world_size, per_rank_batch)

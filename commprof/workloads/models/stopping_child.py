@@ -1,4 +1,4 @@
-"""Program that stops its parent process for as many ns as each line of standard input says.
+"""Program that stops its parent process once per line of standard input, for the line's time in ns.
 
 The program ends when its parent ends. It is run as a script by its path, and imports only the
 standard library, so that it starts quickly.
@@ -13,11 +13,11 @@ import sys
 
 
 def main() -> None:
-    """Stops and resumes the parent for each line read.
+    """Stops and resumes the parent once for each line read.
 
     Writes an empty line to standard output when ready, and each time it has resumed the parent.
     """
-    # Signals are ignored, so that no signal ends this program while the parent is stopped.
+    # Ignored, so that none of these signals ends this program while the parent is stopped.
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     parent = os.pidfd_open(int(sys.argv[1]))

@@ -289,11 +289,11 @@ std::unique_ptr<ArrivalBoard> ArrivalBoard::create(
     uint32_t local_ranks) {
   const int fd = memfd_create("commprof-arrivals", MFD_CLOEXEC);
   if (fd < 0 || ftruncate(fd, off_t(kBytes)) != 0) {
-    fail(fd, "memory for arrivals");
+    fail(fd, "cannot make the memory for arrivals");
   }
   void* memory = mapShared(fd);
   if (memory == MAP_FAILED) {
-    fail(fd, "memory for arrivals");
+    fail(fd, "cannot make the memory for arrivals");
   }
   auto* header = static_cast<Header*>(memory); // new memory is zero
   header->used_bytes.store((sizeof(Header) + 63) / 64 * 64);

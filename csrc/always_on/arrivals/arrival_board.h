@@ -1,13 +1,13 @@
 // Memory shared by the ranks of one host, with the time at which each rank
 // issued each collective. Any rank can read which rank came last, and when.
 //
-// A group takes a column of cells for each of its ranks on this host. For all
-// of its ranks on other hosts, however many, it takes one list of words: the
-// last arrival of the whole group. The carrier (hosts/arrival_carrier.h) writes
-// this list, with times by this host's clock. Every word has one writer, the
-// helper thread of a rank or the carrier, so that no process waits for another,
-// and a process that dies leaves nothing half done. A cell is overwritten at
-// most kSlots collectives later; a late reader detects this.
+// A group takes a column of cells for each of its ranks on this host, and only
+// one list for its ranks on all other hosts together: the whole group's last
+// arrival at each collective. The carrier (hosts/arrival_carrier.h) writes this
+// list, with times by this host's clock. Every word has one writer, the helper
+// thread of a rank or the carrier, so that no process waits for another, and a
+// process that dies leaves nothing half done. A cell is overwritten at most
+// kSlots collectives later; a late reader detects this.
 #pragma once
 
 #include <atomic>
@@ -50,10 +50,10 @@ bool needsAll(const Meaning& meaning, uint32_t size, uint32_t rank) noexcept;
 // State of this host's carrier, and of its links to the carriers of other
 // hosts.
 struct HostLinks {
-  bool clock_known = false; // compared with rank 0's clock
+  bool clock_known = false; // true once compared with rank 0's clock
   int64_t clock_offset_ns = 0; // rank 0's clock minus this host's
   uint32_t peers = 0; // hosts with which this host exchanges datagrams
-  uint32_t heard = 0; // other hosts in this host's tree
+  uint32_t heard = 0; // other hosts in this host's tree of carriers
   uint64_t unsent = 0; // datagrams that the network did not accept
   uint64_t skipped = 0; // collectives for which the carrier had no room
 };
@@ -159,8 +159,8 @@ class ArrivalBoard {
     // Finds the rank that came last to collective `seq`, among the ranks that
     // this rank needs and that came before this rank was done with the
     // collective; this rank itself if none of them came later. `near_ns` is the
-    // time at which any rank issued the collective: it is needed because cells
-    // keep times modulo 9.7 hours.
+    // time at which some rank issued the collective: it is needed because cells
+    // keep times modulo 9.8 hours.
     State last(
         uint32_t seq,
         uint64_t near_ns,
@@ -198,10 +198,11 @@ class ArrivalBoard {
     Column* own_ = nullptr; // null for the carrier
   };
 
-  // False if there is no place left. While another rank is making the group's
-  // place, returns true and leaves `group` empty; the caller can try again.
+  // False if the board has no place or no room for the group, or knows the
+  // group with another size. While another rank is making the group's place,
+  // returns true and leaves `group` empty; the caller can try again.
   bool join(const Member& member, Group& group) noexcept;
-  // Returns a group that a rank of this host has joined; empty if none.
+  // Returns the group with this key; empty if no rank of this host has joined.
   Group find(uint64_t key) noexcept;
   // Returns the group in a place below kMaxGroups, and its key; empty if none.
   Group at(uint32_t place, uint64_t& key) noexcept;

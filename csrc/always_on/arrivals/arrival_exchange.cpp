@@ -9,7 +9,7 @@ namespace commprof {
 namespace {
 
 // Never 0. With kMaxGroups groups, the chance that any two have the same hash
-// is one in 10^15.
+// is below one in 10^13.
 uint64_t hashOf(const std::string& text) noexcept {
   Fnv1a hash;
   hash.add(text);

@@ -1,8 +1,8 @@
 // Counts which ranks came last to the collectives of this rank, and how long
-// this rank waited for each of them. The waits are kept in total, and per block
-// of time: the blocks later show whether a rank is late more than by chance.
-// How much of an exposed stretch was a wait for the last rank is computed as in
-// commprof/analysis/step/waiting.py and exposure.py.
+// this rank waited for each of these ranks. The waits are kept in total, and per
+// block of time: the blocks later show whether a rank is late more than by
+// chance. The part of an exposed stretch that was a wait for the last rank is
+// computed as in commprof/analysis/step/waiting.py and exposure.py.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,9 @@ namespace commprof {
 struct Exposure {
   uint64_t begin_ns = 0;
   uint64_t end_ns = 0;
-  // Time of the stretch that was waiting. In a finalisation, CPU time (such as
-  // that of copying buckets) and separately counted waits are not part of it.
+  // Time of the stretch that the thread spent waiting. In a finalisation, it
+  // includes neither CPU time (such as that of copying buckets) nor waits that
+  // are counted separately.
   uint64_t waited_ns = 0;
   uint64_t op_id = 0; // operation awaited in Work.wait; 0 for a finalisation
   uint64_t graph_task = 0; // id of the backward pass of a finalisation
@@ -64,8 +65,8 @@ class LateRanks {
   void wasLast(uint32_t rank, uint64_t wait_ns);
   // Counts a wait of the training thread for `rank`, from `at_ns` on.
   void exposed(uint64_t at_ns, uint32_t rank, uint64_t wait_ns);
-  // Moves the times that were passed to exposed() by `by_ns`, rounded to whole
-  // blocks of time. May throw std::bad_alloc.
+  // Adds `by_ns`, rounded to whole blocks of time, to all times that were
+  // passed to exposed(). May throw std::bad_alloc.
   void moveExposed(int64_t by_ns);
   // Discards all that was passed to exposed().
   void forgetExposed();

@@ -236,7 +236,7 @@ class Trial:
         """Returns why some rank cannot take a snapshot of the training state.
 
         The result is empty if every rank can, or if no candidate needs a snapshot. Call this before
-        the trial begins: a rank that failed during the trial would leave it alone.
+        the trial begins: if only one rank failed later, the others would go on with the trial.
         """
         reason, world_size = "", max(model.world_size for model in self._models)
         if all(candidate.exact(world_size) for candidate in self._plan.everyone):
@@ -249,9 +249,11 @@ class Trial:
         return next((text for texts in told for text in texts if text), reason)
 
     def _impossible(self) -> dict[str, str]:
-        """Returns the candidates that some model cannot use: label -> reason.
+        """Returns the candidates that take no part in the trial: label -> reason.
 
-        All ranks get the same result.
+        A candidate of DDP models takes no part if one of these models cannot use it, or if there
+        are only FSDP2 models. For a candidate of FSDP2 models, the reverse holds. All ranks get the
+        same result.
         """
         found = {}
         for candidate in self._plan.candidates:
@@ -306,7 +308,7 @@ class Trial:
 
 
 class Losses:
-    """Losses of each step: sums of the scalars from which backward passes start."""
+    """Loss of each step: the sum of the scalars from which its backward passes start."""
 
     def __init__(self) -> None:
         self._step: list[torch.Tensor] = []

@@ -111,10 +111,10 @@ class ShardedModel:
         return int(self._groups[0].mesh_info.shard_process_group.size()) if self._groups else 1
 
     def gathered(self, text: str) -> list[str]:
-        """Returns texts of all ranks that train this model; these ranks call this together.
+        """Returns one text from each rank of the model; all of these ranks call this together.
 
-        Each text that a rank of another shard group gave stands for its whole group: it is the
-        first one of that group that is not empty.
+        In HSDP, returns one text from each shard group instead: the group's first text that is not
+        empty, or an empty text if all texts of the group are empty.
         """
         texts = [text]
         if not self._groups:
@@ -157,8 +157,8 @@ class ShardedModel:
             meshes = [group.mesh_info for group in self._groups]
             if not all(hasattr(mesh, _SCATTER_GROUP) for mesh in meshes):
                 return (
-                    f"torch {torch.__version__} has no separate group for reductions; torch 2.13 "
-                    "has one"
+                    f"torch {torch.__version__} has no separate group for reductions; use torch "
+                    "2.13 or later"
                 )
             if all(getattr(mesh, _SCATTER_GROUP) for mesh in meshes):
                 return f"the model has {SCATTER_GROUP}={OWN} already"
@@ -240,7 +240,7 @@ class ShardedModel:
                 self._put(state, name, order[position + 1 : position + 1 + depth])
         for group in self._groups:
             if group.device.type == "cpu":
-                # Without streams torch gathers in the training thread, even for prefetched groups.
+                # Without streams, torch gathers in the training thread, even prefetched groups.
                 self._put(group, "unshard_async_op", True)
 
     def _exchange_nothing(self, group: Any) -> None:
@@ -254,7 +254,7 @@ class ShardedModel:
         self._put(group, "_all_reduce_hook", None)
         self._put(group, "_all_reduce_hook_stream", None)
         if group._is_hsdp:
-            # A mesh without copies of the model has nothing to all-reduce.
+            # In a mesh without replicas, FSDP2 all-reduces nothing.
             whole = group.mesh_info
             alone = _fsdp_mesh(whole)
             if group.post_forward_mesh_info is whole:

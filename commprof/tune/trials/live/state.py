@@ -46,9 +46,9 @@ class Trainables:
 class Snapshot:
     """State of training at one moment between steps, which can be restored once.
 
-    Covered: parameters, buffers and gradients of all modules, the optimizers' state and groups,
-    learning-rate schedulers, gradient scalers, the random generators of torch (CPU and CUDA),
-    NumPy and Python, and objects that the user named. Not covered: the position in the data.
+    Covered: parameters, buffers and gradients of all modules, the optimizers' state and parameter
+    groups, learning-rate schedulers, gradient scalers, the random generators of torch (CPU and
+    CUDA), NumPy and Python, and objects that the user named. Not covered: the position in the data.
     """
 
     def __init__(self, trainables: Trainables) -> None:
@@ -91,7 +91,7 @@ class Snapshot:
 
 
 class _OptimizerState:
-    """One optimizer's state and groups."""
+    """One optimizer's state and parameter groups."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer

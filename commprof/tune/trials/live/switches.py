@@ -82,7 +82,8 @@ class _Held:
         self._group.allreduce([buffer]).get_future().add_done_callback(finish)
 
 
-#: Attributes in which DDP keeps its caps; newer versions also keep all caps in one object.
+#: Attributes in which DDP keeps its bucket settings; newer versions of torch also keep all caps in
+#: one object.
 _CONFIG = "_bucket_config"
 _SETTINGS = ("bucket_bytes_cap", "bucket_bytes_cap_default", _CONFIG, "gradient_as_bucket_view")
 _MIB = 1024 * 1024
@@ -148,7 +149,7 @@ class Bucketings:
         self._made = {OWN_BUCKETS: own_buckets}
 
     def _take_gradients_out(self) -> None:
-        """Copies gradients out of the buckets of a reducer that will no longer be used."""
+        """Copies gradients out of the buckets of the reducer from which the model switches away."""
         for _, parameter in reduced(self._ddp):
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.detach().clone()
@@ -180,7 +181,8 @@ class Bucketings:
         return _Bucketing(ddp.reducer, ddp.logger, bucket_hook_of(ddp))
 
 
-#: Flag by which DDP broadcasts rank 0's buffers in forward; older versions have the second name.
+#: Flag by which DDP broadcasts rank 0's buffers in forward; in older versions of torch it has the
+#: second name.
 _BUFFER_FLAGS = ("forward_sync_buffers", "broadcast_buffers")
 
 
