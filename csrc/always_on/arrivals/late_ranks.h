@@ -1,6 +1,6 @@
 // Counts which ranks came last to the collectives of this rank, and how long
-// this rank waited for each of these ranks. The waits are kept in total, and per
-// block of time: the blocks later show whether a rank is late more than by
+// this rank waited for each of these ranks. The waits are kept in total, and
+// per block of time: the blocks later show whether a rank is late more than by
 // chance. The part of an exposed stretch that was a wait for the last rank is
 // computed as in commprof/analysis/step/waiting.py and exposure.py.
 #pragma once
