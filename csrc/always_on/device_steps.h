@@ -1,6 +1,6 @@
-// For a rank whose collectives run on a device: replaces its steps, phases and
-// waits by those of the device's stream. They take the form of host records, in
-// the stream's order. The figures equal those of
+// Replaces a rank's steps, phases and waits by those of the device's stream, if
+// the rank's collectives run on a device. The replacements have the form of
+// host records, in the stream's order. Figures made from them equal those of
 // commprof/analysis/align/device_timeline.py.
 #pragma once
 
@@ -39,7 +39,7 @@ class DeviceSteps {
   // never came.
   void finish(std::vector<Record>& out);
   // True once the device reports times. From then on the waits of the host do
-  // not count: they need not delay the device.
+  // not count, because a wait of the host does not always delay the device.
   bool hasDeviceTimes() const noexcept {
     return has_device_times_;
   }
@@ -63,8 +63,8 @@ class DeviceSteps {
   bool has_phases_ = false;
   uint32_t device_ = 0;
   uint64_t stream_ = 0;
-  // Without device times, all records; otherwise the records from the first
-  // incomplete finalisation on.
+  // Replacements that were not appended yet. Without device times: the newest
+  // kMaxHeld. Otherwise: those from the first incomplete finalisation on.
   std::deque<Record> held_;
 };
 

@@ -54,7 +54,7 @@ void WaitLedger::takeIssue(const Record& record, uint32_t operation) {
   entry->size_bytes = record.bytes_in;
   entry->issued_as = issued_as;
   entry->operation = operation;
-  // A message does not belong to a bucket, so not to a backward pass either.
+  // A message belongs to no bucket, so it counts in no backward pass.
   entry->task = isPointToPoint(record.op) ? 0 : record.value;
   if (!on_device) {
     arrive(*entry, record.timestamp_ns);
@@ -84,7 +84,8 @@ void WaitLedger::arrive(Entry& entry, uint64_t at_ns) {
       task.number = number;
       task.op_ids.clear();
     }
-    // Keeps one id more than kMaxBuckets, which shows that there were too many.
+    // Keeps at most kMaxBuckets ids and one more, which shows that there were
+    // too many buckets.
     if (task.op_ids.size() <= kMaxBuckets) {
       task.op_ids.push_back(entry.op_id);
     }

@@ -90,7 +90,7 @@ class WaitLedger {
     uint64_t issue_ns = 0; // this rank's arrival; 0 until known
     uint64_t ready_ns = 0; // when the device's stream reached the operation
     uint64_t task = 0; // id of the graph task + 1
-    uint64_t end_ns = 0; // 0 until its end was drained
+    uint64_t end_ns = 0; // 0 until the record of the end was drained
     uint64_t waited_until_ns = 0; // end of the first wait; 0: none yet
     uint64_t last_ns = 0; // issue by the last rank
     uint64_t size_bytes = 0;
@@ -98,8 +98,9 @@ class WaitLedger {
     uint32_t operation = 0;
     uint32_t last_rank = 0;
     bool on_device = false;
-    // The operation's issue was drained; on a device, the stream may not have
-    // reached the operation yet.
+    // The record of the operation's issue was drained from its thread's ring.
+    // If the operation runs on a device, the stream may not have reached it
+    // yet.
     bool issued = false;
     State state = State::kOpen;
   };
@@ -130,7 +131,9 @@ class WaitLedger {
   std::vector<Task> tasks_; // by number
   std::deque<uint64_t> queue_; // operations not settled yet
   std::deque<StepWaits> steps_;
-  size_t drained_steps_ = 0; // steps whose collectives were all drained
+  // Number of steps at the front of steps_ that were drained before the latest
+  // drain, so that the records of their collectives' ends were drained too.
+  size_t drained_steps_ = 0;
   std::vector<Split> splits_;
   HostLinks links_; // as of the last resolve()
   // Rank 0's clock minus this host's, for the times in late_. Its accuracy

@@ -56,7 +56,7 @@ uint32_t withTables(
 
 #if defined(__x86_64__)
 
-// Returns x^power modulo the polynomial, as the reflected upper half of 64
+// Returns x^power modulo the polynomial, bit-reflected, in the upper half of 64
 // bits.
 constexpr int64_t powerOfX(int power) {
   uint32_t value = 0x80000000u;
@@ -72,7 +72,7 @@ constexpr size_t kLanes = 4;
 // Moves 16 bytes of the message towards its end by `kBytes`, without changing
 // the checksum, and combines them with `next`, the 16 bytes at that place. The
 // product of two reflected numbers is x times too large, so the exponents are
-// less by one.
+// smaller by one.
 template <int kBytes>
 __attribute__((target("pclmul,sse2"))) inline __m128i folded(
     __m128i bytes,

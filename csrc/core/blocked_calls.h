@@ -5,16 +5,15 @@
 // before they are issued, first calls connect, and backends of other authors
 // may run the whole collective inside the call. A thread that waits in such a
 // call sleeps, so its wall time exceeds its CPU time, and it gives up its core
-// by itself. A thread that loses its core to another thread does not give it
-// up.
+// by itself. A thread that is preempted loses its core without giving it up.
 //
 // It takes two system calls (about 2 us on a virtual machine) to read the CPU
 // time and the number of times that the thread has given up its core. So both
 // are read only where a call may block: in a thread's first calls, after a long
 // call, or if the caller expects the call to block. If they were not read
 // before a long call, that call is not counted, since the thread may have
-// worked. Nearly all calls are short. This is detected with a counter of the
-// core; reading the counter takes a third of the time of reading a clock.
+// worked. Whether a call was long is determined with a counter of the core,
+// because reading the counter takes a third of the time of reading a clock.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +25,9 @@ namespace commprof {
 // A shorter call did not wait for another rank.
 inline constexpr uint64_t kLongCallNs = 50'000;
 
-// The calling thread's waits that are being recorded now.
+// Counts of the calling thread's recorded waits.
 struct ThreadWaits {
-  uint32_t open = 0; // waits that this thread is in
+  uint32_t open = 0; // waits that this thread is in now
   uint64_t ended = 0;
   static ThreadWaits& here() noexcept {
     static thread_local constinit ThreadWaits waits;

@@ -77,9 +77,9 @@ uint64_t more(uint64_t now, uint64_t before) noexcept {
   return now > before ? now - before : 0;
 }
 
-// Records other causes that kept the thread from its work: throttling by a
-// cgroup quota if the thread lacked a core, and stalls for memory if it read
-// pages from disk.
+// Records other causes that kept the thread from its work: page faults,
+// involuntary switches, throttling by a cgroup quota (only if the thread lacked
+// a core), and stalls for memory (only if it read pages from disk).
 void recordHostCounts(
     Recorder& recorder,
     Counted& last,

@@ -196,7 +196,7 @@ class Recorder {
   std::mutex drain_mutex_;
   // An error of this trace was reported on stderr.
   bool write_error_reported_ = false;
-  bool abandoned_ = false; // the file was removed and could not be made anew
+  bool abandoned_ = false; // the file was removed and could not be restored
   uint64_t next_file_check_ns_ = 0; // when to check next that the file exists
   uint64_t off_since_ns_ = 0; // when recording went off; 0: it is on
   bool off_written_ = false; // the trace states that recording is off

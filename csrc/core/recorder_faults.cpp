@@ -57,14 +57,15 @@ void Recorder::restoreIfRemovedLocked() noexcept {
   }
   const char* path = options_.trace_path.c_str();
   if (writer_->restore()) {
-    std::fprintf(stderr, "commprof: %s was removed; it is made anew.\n", path);
+    std::fprintf(
+        stderr, "commprof: %s was removed and has been restored.\n", path);
     return;
   }
   abandoned_ = true;
   std::fprintf(
       stderr,
-      "commprof: %s was removed, and cannot be made anew: %s. Training goes "
-      "on; what is recorded is lost when this process ends.\n",
+      "commprof: %s was removed and cannot be restored: %s. Training goes "
+      "on; all that is recorded is lost when this process ends.\n",
       path,
       std::strerror(writer_->error()));
 }

@@ -35,9 +35,9 @@ class Ring {
  public:
   // Creates the file at `path` with room for `capacity` records. All of it is
   // allocated now, so that a full file system fails here and never as SIGBUS in
-  // push(). If the path is empty or the file fails, the ring uses private
-  // memory, which dies with the process. Throws std::bad_alloc if that fails
-  // too.
+  // push(). If the path is empty or the file cannot be allocated, the ring uses
+  // private memory, which dies with the process. Throws std::bad_alloc if that
+  // memory cannot be allocated either.
   Ring(const std::string& path, uint64_t capacity, uint64_t session);
   ~Ring() = delete; // lives as long as the process: any thread may hold it
 

@@ -2,8 +2,9 @@
 //
 // The thread that completes an operation wakes the waiting thread before it
 // runs the callbacks of the operation's future, and the woken thread may take
-// its core. A callback may then record the completion milliseconds late. If a
-// wait has returned by then, the time of its return bounds the completion time.
+// that thread's core. A callback may then record the completion milliseconds
+// late. If a wait has returned by then, the time of its return bounds the
+// completion time.
 #pragma once
 
 #include <array>

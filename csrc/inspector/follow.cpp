@@ -35,7 +35,7 @@ bool risesThroughout(const Stream& stream) {
       [](const Record& a, const Record& b) { return a.number <= b.number; });
 }
 
-// Moves the records for which `isTaken(place)` is true to a new stream.
+// Moves the records for whose indices `isTaken` is true to a new stream.
 template <class IsTaken>
 Stream takenFrom(Stream& stream, IsTaken isTaken) {
   Stream taken;
@@ -203,7 +203,9 @@ uint64_t dropUnmatched(
   return dropped;
 }
 
-// Adds to `unmatched` the records of messages whose other half was dropped.
+// Takes the messages that both members' queues hold. If one member dropped
+// messages, drops them at the other member too, and adds the number of these
+// records to `unmatched`.
 std::vector<Taken> takePairs(
     std::span<Communicator* const> members,
     const Places& places,
@@ -300,7 +302,8 @@ Waits takeCollectives(
       taken.emplace_back();
       continue;
     }
-    // Replays of a graph repeat sequence numbers, so calls are counted instead.
+    // Replays of a graph repeat sequence numbers. If a member's numbers do not
+    // rise, the calls are counted instead.
     taken.push_back(takenFrom(*stream, [&](size_t i) {
       return isRising ? stream->records[i].number <= over : i < fewest;
     }));

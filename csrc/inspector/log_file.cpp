@@ -10,7 +10,8 @@ namespace commprof::inspector {
 
 namespace {
 
-// A verbose line has three numbers for each of up to 64 channels: 16 KB.
+// A longer line counts as damaged. The plugin's own lines are far shorter: a
+// verbose line has three numbers for each of up to 64 channels, 16 KB in all.
 constexpr size_t kLongestLine = size_t(4) << 20;
 constexpr int64_t kMostRanks = 1 << 24;
 // NCCL has fewer than ten kinds of operations.
@@ -39,8 +40,8 @@ uint64_t operationsOf(const Communicator& log) {
   return operations;
 }
 
-// True if `log` begins where `before` ends. If a dump is split between the two
-// logs, sequence numbers decide.
+// True if `log` begins after the end of `before`. If a dump is split between
+// the two logs, sequence numbers decide.
 bool follows(const Communicator& log, const Communicator& before) {
   if (log.firstDumpUs != before.lastDumpUs) {
     return before.lastDumpUs >= 0 && log.firstDumpUs > before.lastDumpUs;
@@ -101,7 +102,7 @@ void leaveOut(Communicator& log) {
 std::vector<Communicator*> joinLogs(std::vector<Communicator*> logs) {
   std::erase_if(logs, [](Communicator* log) {
     if (log->isLeftOut) {
-      leaveOut(*log); // operations written since the last call
+      leaveOut(*log); // drops operations written since the last call
     }
     return log->isLeftOut;
   });
@@ -174,8 +175,8 @@ void LogFile::finish() {
 
 void LogFile::takeLine(std::string_view text) {
   ++lines_;
-  // The mark of UTF-8, which some tools write at the beginning of a file; in
-  // joined logs it also stands in the middle.
+  // UTF-8's byte order mark, which some tools write at the beginning of a file.
+  // In joined logs it may also stand in the middle.
   if (text.starts_with("\xEF\xBB\xBF")) {
     text.remove_prefix(3);
   }

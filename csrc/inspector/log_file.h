@@ -64,7 +64,7 @@ struct FollowedMessages {
   // came twice.
   bool isUnordered = false;
   std::vector<Message> latest; // in order; without their records
-  // Ordered messages whose other half was not written yet, by peer.
+  // Ordered messages that wait for the peer's records, by peer.
   std::map<int32_t, MessageQueue> sent;
   std::map<int32_t, MessageQueue> received;
 };
@@ -80,7 +80,7 @@ struct Communicator {
   int64_t nodes = -1;
   // Records that the plugin's ring buffer has lost up to the last dump.
   int64_t dropped = 0;
-  // By the host's clock, in µs since 1970; -1 if no dump tells it.
+  // By the host's clock, in µs since 1970; -1 if no dump states its time.
   int64_t firstDumpUs = -1;
   int64_t lastDumpUs = -1;
   std::map<std::string, Stream, std::less<>> streams; // by kind
@@ -88,7 +88,8 @@ struct Communicator {
   // For each of the first collectives: the index of its kind (Stream::index).
   std::vector<uint8_t> order;
   FollowedMessages messages;
-  // True if operations were already taken while the log is followed.
+  // True once follow.h's functions have been called for this log: its
+  // operations are counted while the log is followed.
   bool isCounted = false;
   bool isLeftOut = false; // true if it overlaps another log of the same process
 };
@@ -135,7 +136,8 @@ class LogFile {
   uint64_t proxyTraces() const {
     return proxyTraces_;
   }
-  // Microseconds since 1970 on the host's clock; -1 if no dump says it.
+  // Times of the first and the last dump, in µs since 1970 by the host's clock;
+  // -1 if no dump states its time.
   std::array<int64_t, 2> dumpedUs() const {
     return {firstDumpUs_, lastDumpUs_};
   }

@@ -46,7 +46,7 @@ void LostRecords::add(
   };
   for (size_t i = 0; count > 1 && i < count; ++i) {
     if (sorted_[i == 0].first > waitedAboveUs) {
-      continue; // the last rank is this one, or a rank without a record
+      continue; // this rank, or a rank without a record, came last
     }
     Recorded& of = recorded_[sorted_[i].second];
     const double x = median(count - 1, i) - usualUs;

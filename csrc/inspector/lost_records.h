@@ -3,9 +3,10 @@
 //
 // First case: one of the ranks that recorded an operation did not wait in it,
 // so that rank came last. All other ranks waited alike for it. So the time of a
-// rank mostly follows the median of the other ranks' times, less so for a root.
-// A line is fitted to the rank's recorded times as a function of these medians;
-// the line gives the rank's lost times.
+// rank mostly follows the median of the other ranks' times, though less so if
+// the rank is the root of the operation. A line is fitted to the rank's
+// recorded times as a function of these medians; the line gives the rank's lost
+// times.
 //
 // Second case: all ranks that recorded an operation waited in it, so a rank
 // without a record came last, and did not wait. If several ranks have no

@@ -10,9 +10,9 @@ namespace {
 constexpr size_t kLongestPeriod = 4096;
 // Each place of the sequence must have at least this many records.
 constexpr uint32_t kFewestRecords = 3;
-// If more turns of the sequence than this are missing before the first record,
-// they are not inferred from the sequence: they may belong to the set-up, which
-// repeats nothing.
+// If more repetitions of the sequence than this are missing before the first
+// record, the order is not found: the missing messages may belong to the
+// set-up, which repeats nothing.
 constexpr size_t kMostBefore = 3;
 // The order is found only if the recorded and the lost messages together are at
 // most this many times the recorded ones.

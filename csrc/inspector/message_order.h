@@ -4,7 +4,8 @@
 // A rank numbers its sends and recvs together, and a training step exchanges
 // the same messages each time. So if the peers and directions of the recorded
 // messages repeat with a period, the missing number tells with which peer a
-// message was lost. The k-th send to a peer is the peer's k-th recv.
+// message was lost. The k-th send to a peer is received by the peer's k-th recv
+// from this rank.
 #pragma once
 
 #include <cstddef>
@@ -33,10 +34,11 @@ std::vector<Message> byNumber(const Stream* sends, const Stream* receives);
 
 // Returns all messages from number `first` to the last one in `recorded`, in
 // the order of their numbers, without a gap. Returns nothing if a number comes
-// twice. If records are lost, also returns nothing if the remaining records do
-// not repeat a sequence with at least 3 records of each place, or begin long
-// after `first`. Messages in `before` are not part of the result, but also
-// serve to find the sequence.
+// twice. If records are lost, also returns nothing if they are more than three
+// quarters of all, if the other records do not repeat a sequence with at least
+// 3 records of each place, or if these begin long after `first` and `before` is
+// empty. Messages in `before` are not part of the result, but also serve to
+// find the sequence.
 MessageOrder messagesInOrder(
     std::span<const Message> recorded,
     uint32_t first,

@@ -20,7 +20,8 @@ struct Call {
 };
 
 struct Sequence {
-  // Calls of one turn, which may begin anywhere in the sequence.
+  // Calls of one turn, that is, of one repetition. The first of them need not
+  // be the first call of a training step.
   std::vector<Call> calls;
   uint64_t turns = 0; // whole turns
   uint64_t before = 0; // calls before the first turn, such as of the set-up

@@ -24,12 +24,13 @@ constexpr size_t kEnoughCalls = 10;
 
 // A call is compared with the transfers of the calls that all ranks recorded.
 // If at least this share of those transfers is shorter than the shortest time
-// of the call, all ranks that recorded the call waited.
+// of the call, and this time clearly exceeds the usual transfer, all ranks that
+// recorded the call waited.
 constexpr double kNearlyAll = 0.99;
 
 struct UsualTransfer {
   // Median transfer of the calls that all ranks recorded. If there are few such
-  // calls: a low quantile of the shortest times of all calls.
+  // calls: a low quantile of the shortest times of the other calls.
   double us = 0;
   // If the shortest time of a call is above this, all ranks that recorded the
   // call waited.
@@ -304,8 +305,11 @@ bool isAscending(const Stream& stream) {
 // apart by how often they came before.
 struct Ordered {
   const Stream* stream;
-  std::vector<uint32_t> turns; // empty if no number comes twice
-  std::vector<uint32_t> order; // empty if the records are already in this order
+  // Both lists are empty if the numbers rise from record to record. `turns`:
+  // how often each record's number came before. `order`: indices of the
+  // records.
+  std::vector<uint32_t> turns;
+  std::vector<uint32_t> order;
 
   size_t size() const {
     return stream->records.size();

@@ -10,9 +10,10 @@
 //
 // If some ranks of a call were not recorded, the shortest recorded time is at
 // least the transfer. If it is clearly longer than usual transfers of this
-// size, all recorded ranks waited for a missing rank: this waiting counts, but
-// is attributed to no rank. Otherwise the last of the recorded ranks counts as
-// the last of all, and the waiting found is at most the true waiting.
+// size, all recorded ranks waited for a rank without a record. This waiting
+// counts, but it is attributed to that rank only if no other rank lacks a
+// record. Otherwise the last of the recorded ranks counts as the last of all,
+// and the waiting found is at most the true waiting.
 //
 // A send and its recv end together too; the longer of the two waited for the
 // other. The log does not tell which rank is the root of a broadcast or reduce,
@@ -54,8 +55,9 @@ struct Waits {
   uint64_t differentSizes = 0; // calls whose ranks state different sizes
   std::vector<uint64_t> lostCalls; // [rank]: calls whose record is lost
   std::vector<double> timeUs; // [rank]
-  // [rank]: the time, including messages without a match. A lost record counts
-  // with the rank's mean time. NaN if the rank has no record with a time.
+  // [rank]: the time, including messages without a match. Lost records count
+  // with their estimated times (lost_records.h), or with the rank's mean time
+  // if there is no estimate. NaN if the rank has no record with a time.
   std::vector<double> wholeTimeUs;
   std::vector<double> waitedUs; // [block, rank]: waiting of the rank
   // [block, rank]: waiting for the rank in this part of the run, summed over
@@ -100,8 +102,8 @@ struct MessagePair {
 };
 
 // Splits messages of `members` ranks that were matched already. If the two
-// records of a message state different sizes, the message is left out. Sets no
-// `wholeTimeUs`.
+// records of any message in a pair state different sizes, the whole pair is
+// left out. Sets no `wholeTimeUs`.
 Waits splitPairs(
     size_t members,
     std::span<const MessagePair> pairs,

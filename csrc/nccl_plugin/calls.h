@@ -1,7 +1,7 @@
 // Calls of NCCL's API. The operations that NCCL launches for a call refer to
 // it. Operations of an eager call come within the call's group. Operations of a
 // call that a CUDA graph captured come at each replay, as long as the graph
-// lives. So the place of a captured call is never given to another call. No
+// lives. So the slot of a captured call is never given to another call. No
 // function allocates, throws, waits or makes system calls.
 #pragma once
 
@@ -16,7 +16,7 @@ struct ApiCall {
   uint64_t begin_ns = 0; // begin of the call or of its capture
   uint32_t thread = 0; // kernel thread id of the caller
   uint8_t datatype = 0; // as in kDatatypes; kernels may use bytes instead
-  uint64_t op_id = 0; // id of capture's operation; 0: none
+  uint64_t op_id = 0; // operation that issued it (current_op.h); 0: none
 };
 
 inline constexpr uint32_t kReplayUnknown = UINT32_MAX;

@@ -36,7 +36,7 @@ class GpuClock {
   static constexpr int64_t kStrangeNs = 5'000'000;
   static constexpr int kStrangeInARow = 64;
   static constexpr int64_t kLateNs = 1'000'000'000;
-  // Shorter edges tell nothing about the drift.
+  // A hull that spans less time than this tells nothing about the drift.
   static constexpr int64_t kLeastEdgeNs = 1'000'000'000;
   // The most by which a kernel corrects a clock (adjtimex(2)).
   static constexpr double kMaxDrift = 500e-6;
@@ -53,7 +53,7 @@ class GpuClock {
   std::array<Point, kBuckets> window_{}; // a ring, in order of time
   uint64_t newest_ = 0; // bucket of the newest point
   int points_ = 0;
-  int next_ = 0; // next place in the ring
+  int next_ = 0; // index of the newest point in the ring
   // Number of differences since begin() that were not strange.
   uint64_t near_ = 0;
   // Side of the last difference: 1: strange and below the line, -1: strange and

@@ -10,7 +10,7 @@ namespace commprof::nccl {
 
 namespace {
 
-constexpr uint32_t kUsersOnly = 1 << 14; // handles that look like tags
+constexpr uint32_t kUsersOnly = 1 << 14; // number of slots for Tag::kUsers
 
 // The handle of the user's plugin, kept beside this plugin's handle.
 using UsersHandle = ValueOfUse<void*>;

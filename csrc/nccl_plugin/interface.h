@@ -196,7 +196,7 @@ struct Descriptor {
 };
 using DescriptorV3 = Descriptor<uint8_t, Named>;
 using DescriptorV4 = Descriptor<uint8_t, Alone>;
-// The parent of a Coll or P2p is the call.
+// From version 5 on, the parent of a Coll or P2p is the call.
 using DescriptorV5 = Descriptor<uint64_t, InGroup>; // also of versions 6 and 7
 
 // The arguments of a state.

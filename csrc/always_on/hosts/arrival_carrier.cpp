@@ -276,8 +276,8 @@ void ArrivalCarrier::sendRoundLocked(uint64_t now_ns) {
 }
 
 // Asks the peers that are better than the present parent whether they are alive
-// again. Such a peer answers, because it takes this host for a child without a
-// subtree.
+// again. Such a peer answers, because it lists this host among its children,
+// with a subtree of 0 hosts.
 void ArrivalCarrier::askBetterLocked(uint64_t now_ns) {
   if (parent_ == 0 || now_ns < asked_ns_ + kReturnNs) {
     return;

@@ -37,8 +37,8 @@ struct ArrivalCarrierOptions {
 // A thread that sleeps in poll() and takes the datagrams that come. If there
 // are hosts to send to, it sends new arrivals every kPeriodNs, and kHurryNs
 // after a datagram came. Datagrams that the network does not accept immediately
-// are counted and dropped. Until this host's clock is compared, it passes on
-// arrivals of other hosts only.
+// are counted and dropped. Until this host's clock has been compared with rank
+// 0's, the thread sends only the arrivals that other hosts sent to it.
 //
 // The parent is the first of the peers that answers. If no peer answers, this
 // host is the root of the hosts that send to it.
@@ -100,8 +100,8 @@ class ArrivalCarrier {
     IpAddress address;
     uint64_t token;
     uint64_t heard_ns;
-    // Hosts in the child's subtree; 0: the sender is no child and only asks
-    // whether this host lives.
+    // Hosts in the child's subtree; 0: the sender has another parent and only
+    // asks whether this host is alive.
     uint32_t hosts;
   };
   void loop() noexcept;

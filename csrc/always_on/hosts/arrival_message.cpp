@@ -166,8 +166,8 @@ bool ArrivalPacker::addPart(
       datagrams_.back().size() + kNumbersPerCollective * kMostNumberBytes <=
           kMaxBytes;
   if (!continues) {
-    // Each listed arrival has two rank numbers of at most 4 bytes, and a time
-    // of seldom more than 6.
+    // Each listed arrival has two rank numbers of at most 4 bytes each, and a
+    // time of at most 10 bytes.
     const size_t needed = sizeof(RunHeader) +
         (kNumbersPerCollective + 1) * kMostNumberBytes + listed * 18;
     if ((datagrams_.empty() || datagrams_.back().size() + needed > kMaxBytes) &&

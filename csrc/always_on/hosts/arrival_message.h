@@ -2,9 +2,10 @@
 // the last arrival that the sender knows of. Messages are packed into datagrams
 // that need no fragmentation.
 //
-// A datagram is a header and runs of consecutive collectives of one group.
-// Times are by rank 0's clock. Within a run, each time after the first is
-// stored as its difference from the time before, in a variable-length number.
+// A datagram is a header and runs. A run holds consecutive collectives of one
+// group. Times are by rank 0's clock. Within a run, each time after the first
+// is stored as its difference from the time before, in a variable-length
+// number.
 #pragma once
 
 #include <cstddef>
@@ -62,7 +63,7 @@ class ArrivalPacker {
   explicit ArrivalPacker(const ArrivalHeader& header) : header_(header) {}
 
   // Adds one collective. Returns false if there was no room for all of it: then
-  // nothing was added, or only some of its single ranks. Add a group's
+  // nothing was added, or the arrivals of only some single ranks. Add a group's
   // collectives in their order.
   bool add(
       uint64_t key,

@@ -332,8 +332,8 @@ KnownArrivals ArrivalTree::known(const Collective& one, const Part& part) {
 namespace {
 
 // Sorts collectives for packing. Collectives of smaller groups come last: if
-// not everything fits, the fewest ranks miss their last arrivals. Collectives
-// of the same group are consecutive, so that they form runs.
+// not everything fits, the collectives left out concern the fewest ranks.
+// Collectives of the same group are consecutive, so that they form runs.
 template <class Id, class SizeOf>
 void sortForRuns(std::vector<Id>& ids, SizeOf sizeOf) {
   std::sort(ids.begin(), ids.end(), [&](const Id& a, const Id& b) {

@@ -1,12 +1,13 @@
-// This host's part in the tree of hosts, in which the last arrivals of groups
-// are found. For each collective, a host sends one value up the tree, for any
-// number of ranks: the last arrival that it knows of. This goes on until some
-// host has seen all ranks of the group. The last arrival of all ranks then goes
-// down to the hosts that sent something, and onto their boards.
+// This host's part in the tree of hosts, which finds the rank of a group that
+// arrives last at a collective. For each collective, a host sends one value up
+// the tree, for any number of ranks: the last arrival that it knows of. This
+// goes on until some host has seen all ranks of the group. The last arrival of
+// all ranks then goes down to the hosts that sent something, and onto their
+// boards.
 //
 // A rank stays unseen if its host is dead, slow or cut off, or does not record.
 // After kPartialNs, if at most half of the group is unseen, the root sends the
-// last known arrival and the number of unseen ranks.
+// last known arrival and the number of ranks that were seen.
 #pragma once
 
 #include <array>
@@ -71,8 +72,8 @@ class ArrivalTree {
   // end its process as soon as it has read the board, and other hosts must have
   // their answer by then.
   void publish(const std::optional<ClockLine>& clock, uint64_t now_ns);
-  // Arrivals sent to the former parent are not sent again, so that no rank
-  // counts twice.
+  // Call it when this host gets another parent. Arrivals sent to the former
+  // parent are not sent again, so that no rank counts twice.
   void changeParent();
 
   bool hasNews() const noexcept {

@@ -43,9 +43,9 @@ class Histogram {
     return max_;
   }
 
-  // {"count": .., "sum": .., "min": .., "max": .., "buckets": [..]}: "buckets"
-  // has two numbers for each bucket that is not empty: its distance from the
-  // bucket before, and its count.
+  // Appends {"count": .., "sum": .., "min": .., "max": .., "buckets": [..]}.
+  // "buckets" has two numbers for each bucket that is not empty: its index
+  // minus the index of the listed bucket before it, and its count.
   void appendJson(std::string& out) const;
 
  private:

@@ -59,7 +59,7 @@ void Summary::takeSteps() {
   replacements_.clear();
 }
 
-// Ids increase, so that the place of an operation is reused once kMaxOpen later
+// Ids increase, so the place of an operation is reused once kMaxOpen later
 // operations were issued. Returns null for an operation whose place was reused.
 Summary::Open* Summary::open(uint64_t op_id) {
   Open& place = open_[op_id % kMaxOpen];
@@ -97,7 +97,8 @@ void Summary::resolve(uint64_t now_ns) {
   countWaited(now_ns);
 }
 
-// Counts operations whose wait ended so long ago that no other end will come.
+// Counts operations whose wait ended so long ago that no other report of their
+// end is expected.
 void Summary::countWaited(uint64_t now_ns) {
   for (; !waited_.empty(); waited_.pop_front()) {
     Open& open = open_[waited_.front() % kMaxOpen];
@@ -195,7 +196,7 @@ void Summary::takeEnd(const Record& record) {
     open->end_ns = record.timestamp_ns;
     countOnDevice(*open);
   } else {
-    open->has_end = true; // on a device too, if the host saw the end
+    open->has_end = true; // also if on a device: the host saw the end
     countDuration(*open, record.timestamp_ns);
   }
 }

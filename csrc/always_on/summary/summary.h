@@ -1,6 +1,6 @@
 // Summary that always-on mode keeps instead of records: counts and histograms,
 // per kind of operation and for the steps. Its size is bounded for any length
-// of run: memory holds kMaxOperations entries plus one per operation, and
+// of run: memory holds kMaxOperations entries plus one per value of Op, and
 // json() never exceeds its limit.
 #pragma once
 
@@ -24,9 +24,9 @@ namespace commprof {
 // Not thread-safe. fold() and json() may throw std::bad_alloc.
 class Summary {
  public:
-  // Largest number of combinations of operation, group and size. Further
-  // combinations of an operation are counted in one entry of this operation, so
-  // that an operation's sums only grow.
+  // Largest number of combinations of Op, group and size. Further combinations
+  // with the same Op are counted in one entry of this Op, so that the sums of
+  // an Op only grow.
   static constexpr size_t kMaxOperations = 256;
   // Largest number of operations between issue and end. An operation counts as
   // unfinished if it has not ended after this many later issues.
@@ -38,7 +38,8 @@ class Summary {
   Summary(const Summary&) = delete;
   Summary& operator=(const Summary&) = delete;
 
-  // Takes records as drained: in order per thread, not across threads.
+  // Takes records as they are drained from the rings: records of one thread are
+  // in order, but records of different threads are not.
   void fold(const Record* records, uint64_t count);
   // Does not count the step in which the mode was off, because records are
   // missing.
@@ -61,9 +62,9 @@ class Summary {
     uint64_t dropped; // records lost so far
   };
   // Returns at most `limit` bytes, if `limit` is at least 350'000. If the JSON
-  // is longer, the rarest combinations of an operation are permanently merged
-  // in one entry. If that is not enough, the rarest operations are merged in
-  // the entry of kOther.
+  // is longer, the rarest combinations with the same Op are permanently merged
+  // in one entry. If that is not enough, the entries of the rarest Ops are
+  // merged in the entry of kOther.
   const std::string& json(const State& state, size_t limit);
 
  private:

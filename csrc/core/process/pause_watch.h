@@ -4,9 +4,9 @@
 //
 // Stops are observed, with their begin and end (process_stops.h). A suspended
 // machine does not notify its processes, so a long pause is also inferred: a
-// thread that sleeps for a known time wakes up far too late, and no thread of
-// the process has used CPU time after the planned time. On a machine that is
-// merely busy, other threads of the process run on.
+// thread that sleeps for a known time wakes up far too late, and the process
+// has used hardly any CPU time after the planned end of the sleep. On a machine
+// that is merely busy, other threads of the process run on.
 #pragma once
 
 #include <algorithm>

@@ -55,7 +55,7 @@ void sleepOnAndOn() noexcept {
     g_sleep.remaining.tv_nsec = -1;
     g_sleep.due_ns.store(nowNs() + kSleepNs);
     // A direct system call: a tool may have replaced the C library's
-    // clock_nanosleep() by a function that reads these times itself.
+    // clock_nanosleep() by a function that reads `remaining` itself.
     const long failed = syscall(
         SYS_clock_nanosleep,
         CLOCK_MONOTONIC,
