@@ -123,8 +123,9 @@ void settle(Operation& operation) noexcept {
   recordUntimed(operation.launched);
 }
 
-// Returns a handle's operation; null if the slot was reused, or the operation
-// is no longer pending or current. The caller must hold the slot.
+// Returns a handle's operation; null if the slot was reused, the operation is
+// no longer pending, or its communicator was closed. The caller must hold the
+// slot.
 Operation* pendingOf(Slot& slot, Handle handle) noexcept {
   const bool same = slot.use == handle.use() && slot.operation.pending &&
       isCurrent(slot.operation);
@@ -142,8 +143,8 @@ void recordUntimed(const Launched& launched) noexcept {
 Handle beginOperation(
     Communicator& communicator,
     const Launched& launched) noexcept {
-  // So many tries find a free slot: fewer consecutive slots are held by other
-  // threads at any one time.
+  // This many tries find a free slot, because other threads never hold so many
+  // consecutive slots at once.
   constexpr int kTries = 8;
   for (int i = 0; i < kTries; ++i) {
     const Turn turn = nextTurn(g_begun, kOperations);

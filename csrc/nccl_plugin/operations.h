@@ -54,7 +54,8 @@ Handle beginChannel(
     uint64_t gpu_ns) noexcept;
 void endChannel(Handle channel, uint64_t gpu_ns) noexcept;
 
-// Gives up all operations, or those of one communicator.
+// Gives up the pending operations of a communicator; of all communicators if
+// `communicator` is null.
 void settleOperations(const Communicator* communicator) noexcept;
 
 } // namespace commprof::nccl

@@ -29,8 +29,9 @@ namespace commprof::nccl {
 
 namespace {
 
-// Bits of the mask: for events of operations (these bits depend on the version
-// of the interface), and for events of the proxy.
+// Bits of the mask by which a plugin requests events from NCCL: those for
+// events of operations, which depend on the version of the interface, and those
+// for events of the proxy.
 constexpr uint64_t operationsOf(int version) {
   return kColl | kP2p | (version >= 5 ? kCollApi | kP2pApi : 0) |
       (version >= 6 ? kCeColl : 0);
@@ -63,10 +64,10 @@ int eventsAskedFor() {
     static std::atomic_flag warned;
     if (version >= 7 && !warned.test_and_set()) {
       std::fputs(
-          "commprof: NCCL's operations are recorded without times on the GPU. "
-          "Reporting these times takes NCCL 2.31 and newer up to a tenth of a "
-          "collective's time (NVIDIA/nccl issue 2357); COMMPROF_NCCL=kernels "
-          "records them\n",
+          "commprof: NCCL's operations are recorded without times on the GPU, "
+          "because from NCCL 2.31 on these times can slow a collective down by "
+          "a tenth (NVIDIA/nccl issue 2357). Set COMMPROF_NCCL=kernels to "
+          "record them\n",
           stderr);
     }
   }
@@ -75,7 +76,8 @@ int eventsAskedFor() {
       (level >= Level::kNetwork && version > 3 ? kProxy : 0));
 }
 
-// Returns null if the communicator is not recorded. May throw.
+// Opens the communicator's entry, and the trace if it is not open yet. Returns
+// null if the communicator is not recorded. May throw.
 template <int version>
 Communicator* openRecorded(const Opening& opening) {
   if (!isOn()) {
@@ -401,7 +403,8 @@ Handle beginEvent(Communicator* communicator, const Event& event) {
     return {};
   }
   const Handle parent = Handle::of(event.parent);
-  // Before version 5 the parent of an operation is the group of kernels.
+  // Before version 5, an operation's parent is NCCL's event of a group, not the
+  // event of a call.
   const Handle call = is_v5 ? parent : Handle{};
   switch (uint64_t(event.type)) {
     case kColl:

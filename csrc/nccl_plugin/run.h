@@ -20,7 +20,7 @@ bool isRecording() noexcept;
 
 // The level of recording. Each level includes the levels listed before it.
 enum class Level : uint8_t {
-  kAuto, // $COMMPROF_NCCL is not set: kKernels where that costs little
+  kAuto, // $COMMPROF_NCCL is "auto" or not set: kKernels if that costs little
   kOperations, // calls, and the operations that NCCL makes of them
   kKernels, // times on the GPU
   kNetwork, // transfers by NCCL's proxy

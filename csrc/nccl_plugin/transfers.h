@@ -24,7 +24,7 @@ Handle beginTransfer(
 void endTransfer(Handle transfer) noexcept;
 
 Handle beginStep(Handle transfer, int step) noexcept;
-// Takes a new state of a kProxyStep.
+// Records that the event of a step (kProxyStep) has a new state.
 void recordStepState(Handle step, int state, const StateArgs* args) noexcept;
 void endStep(Handle step) noexcept;
 

@@ -46,8 +46,9 @@ class UserPlugin {
   void finalize(void* context) noexcept {
     table_->finalize(context);
   }
-  // Returns the user's handle; null if NCCL would not report the event to the
-  // user's plugin. `event` is unchanged after the call.
+  // Reports the event to the user's plugin, and returns that plugin's handle;
+  // null if NCCL would not report the event to it. `event` is unchanged after
+  // the call.
   template <class Event>
   void* start(void* context, Event& event) noexcept;
   void stop(void* handle) noexcept {
@@ -90,8 +91,8 @@ void* UserPlugin::start(void* context, Event& event) noexcept {
     followMask(); // the mask may have changed meanwhile
     return nullptr;
   }
-  // Changed in place, because the length of NCCL's descriptor depends on the
-  // version.
+  // `event` is changed in place, not in a copy, because the length of NCCL's
+  // descriptor depends on the version.
   void* const parent = event.parent;
   const bool foreign = // a handle of another process (PXN)
       event.type == kProxyOp && event.proxy_op.pid != thisProcess();

@@ -43,7 +43,7 @@ void appendInteger(std::string& text, PyObject* value) {
   appendText(text, digits.ptr());
 }
 
-// Returns -1 for anything but a plain integer of 63 bits.
+// Returns the value of an integer from 0 to 2^63 - 1; -1 for anything else.
 int64_t columnValue(PyObject* value) {
   if (!PyLong_CheckExact(value)) {
     return -1;

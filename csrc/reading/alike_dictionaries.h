@@ -43,8 +43,8 @@ class AlikeDictionaries {
 
   // Role of each key: kDescribes, kIgnored, kTruth, or its column.
   std::unordered_map<std::string, int> roles_;
-  std::unordered_map<PyObject*, int> roleOfKey_; // role of each key in `keys_`
-  std::vector<pybind11::object> keys_; // kept alive
+  std::unordered_map<PyObject*, int> roleOfKey_; // by the key's address
+  std::vector<pybind11::object> keys_; // keeps the keys of `roleOfKey_` alive
   size_t columns_;
   Numbers dictionaries_;
   Numbers inner_; // ids of inner dictionaries, such as the frames of stacks

@@ -10,8 +10,8 @@ namespace commprof {
 
 namespace {
 
-// Largest sum of the texts that are kept in memory, and length of the longest
-// text that is kept. All other texts are parsed each time.
+// Largest total size of the texts that are kept in memory, and largest size of
+// one of them. All other texts are parsed each time.
 constexpr size_t kMostHeldBytes = 4 << 20;
 constexpr size_t kLongestHeldBytes = 16 << 10;
 constexpr size_t kMostKeys = 1 << 10;
@@ -79,9 +79,9 @@ class Splitter {
   }
 
  private:
-  // JSON has such bytes only as spaces between values. A text with others is
-  // not JSON: the parser could take a part of it for another encoding (UTF-16,
-  // say) than the whole text.
+  // JSON has control characters only as whitespace between tokens. A text with
+  // any elsewhere is not split: the parser could take a part of it for another
+  // encoding (UTF-16, say) than the whole text.
   static bool isControl(char c) {
     return static_cast<unsigned char>(c) < ' ';
   }

@@ -115,7 +115,7 @@ void bindEvents(py::module_& m) {
           &BoundScanner::scan,
           "Reads the events of `text` from position `at` on. Returns the "
           "position at which the scan stopped: in front of an event that is "
-          "cut off or unusual, or of anything else.",
+          "cut off or unusual, or of anything that is not an event.",
           py::arg("text"),
           py::arg("at"))
       .def_property_readonly(
@@ -144,14 +144,14 @@ void bindEvents(py::module_& m) {
           [](const BoundScanner& self, size_t first) {
             return since(self.scanner.names(), first);
           },
-          "Names of events, as JSON, without the `first` ones.",
+          "Names of events, as JSON, from index `first` on.",
           py::arg("first"))
       .def(
           "values",
           [](const BoundScanner& self, size_t first) {
             return since(self.scanner.values(), first);
           },
-          "Values of kept arguments, as JSON, without the `first` ones.",
+          "Values of kept arguments, as JSON, from index `first` on.",
           py::arg("first"))
       .def(
           "arguments",
@@ -191,7 +191,7 @@ void bindEvents(py::module_& m) {
                 all.begin() + ptrdiff_t(std::min(first, all.size())),
                 all.end());
           },
-          "Combinations of arguments, without the `first` ones. A combination "
+          "Combinations of arguments, from index `first` on. A combination "
           "has, for each kept key, the index of the value in `values`; -1 if "
           "the key is missing.",
           py::arg("first"));

@@ -148,8 +148,9 @@ void bindReplay(py::module_& m) {
             {moved.mutable_data(), size_t(moved.size())});
         return moved;
       },
-      "Returns each event's place in its rank's own time, in ns, if the pieces "
-      "of each cell (one phase of one step) together take `wanted` ns.",
+      "Returns the time of each event on its rank's own clock, which stops "
+      "while the rank waits, if the pieces of each cell (one phase of one "
+      "step) together take `wanted` ns.",
       py::arg("first"),
       py::arg("edge"),
       py::arg("is_issue"),

@@ -90,7 +90,7 @@ Waits messagesOf(const Members& members, uint32_t blocks) {
 
 void bindLog(py::module_& m) {
   py::class_<Communicator>(
-      m, "InspectorMember", "A communicator, as one process takes part in it.")
+      m, "InspectorMember", "One process's membership in a communicator.")
       .def_property_readonly(
           "id", [](const Communicator& self) { return textOf(self.id); })
       .def_property_readonly(

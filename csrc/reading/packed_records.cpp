@@ -60,7 +60,8 @@ void write(const Rows& rows, Field<T> field, uint64_t base, uint8_t* out) {
   }
 }
 
-// Sets `by` to the difference from `before`, the previous value; false if the
+// Sets `by` to the difference of the row's value from the previous value,
+// `before`, and sets `before` to the row's value. Returns false if the
 // difference does not fit in `by`.
 template <class T>
 bool difference(
@@ -75,7 +76,7 @@ bool difference(
   return whole == by;
 }
 
-// Packs the differences between the values, if all of them fit in T.
+// Packs the differences between the values, if all of them fit in 4 bytes.
 template <class T>
 bool packDifferences(
     const Rows& rows,

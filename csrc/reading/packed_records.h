@@ -45,7 +45,8 @@ using Rows = std::vector<const uint8_t*>;
 
 PackedRecords packRows(const Rows& rows);
 
-// Takes the bytes of whole records, wherever they lie.
+// `records`: the bytes of whole records, one after the other; they need not be
+// aligned.
 PackedRecords packRecords(std::span<const uint8_t> records);
 
 // A column of one chunk of packed records.

@@ -54,7 +54,8 @@ std::optional<std::span<const uint8_t>> firstMetadata(
 
 struct TraceFile {
   uint64_t session = 0;
-  // Type and payload of all blocks but records, in the order of the file.
+  // Type and payload of all blocks but spare ones and those of records, in the
+  // order of the file.
   std::vector<std::pair<uint32_t, std::span<const uint8_t>>> documents;
   // In the order of time; rows without a record are left out.
   PackedRecords records;

@@ -308,7 +308,8 @@ EventScanner::Outcome EventScanner::scanEvent(
     return !value.empty();
   });
   if (!isWhole) {
-    // An event is cut off if the scan came to the end of the text.
+    // If the event is valid JSON, its structure is unusual. Any other event
+    // counts as cut off, even if it is malformed.
     return JsonScan(text, at).value().empty() ? Outcome::kCutOff
                                               : Outcome::kUnusual;
   }

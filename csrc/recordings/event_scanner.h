@@ -71,7 +71,8 @@ class EventScanner {
 
   // Replaces events() by the events of the text from `at` on; spaces, commas
   // and colons may separate them. Returns the place at which the scan stopped:
-  // in front of an event that is cut off or unusual, or of anything else.
+  // in front of an event that is cut off or unusual, or of anything that is not
+  // an event.
   size_t scan(std::string_view text, size_t at);
 
   const EventColumns& events() const {

@@ -25,7 +25,7 @@ struct Cuts {
 // Events of all ranks, one rank after the other.
 struct Moments {
   std::span<const int64_t> first; // index of each rank's first event
-  std::span<const double> own; // ascending in a rank
+  std::span<const double> own; // own time at each event, ascending in a rank
   std::span<const int64_t> kind; // 0: an issue
 };
 
@@ -39,9 +39,10 @@ std::vector<int64_t> lastUntil(
     std::span<const double> values,
     std::span<const int64_t> cuts);
 
-// Writes each event's own time to `result`, if the pieces of each cell together
-// take wanted[cell] ns; pieces without a cell keep their lengths. The issues
-// among a rank's events are in the same order as the issues among its cuts.
+// Writes to `result` the own time that each event has if the pieces of each
+// cell together take wanted[cell] ns; pieces without a cell keep their lengths.
+// The issues among a rank's events are in the same order as the issues among
+// its cuts.
 void moveEvents(
     const Cuts& cuts,
     const Moments& events,

@@ -49,8 +49,8 @@ struct Calls {
 // What may differ between the replays of one plan; times in ns.
 struct Changed {
   std::span<const double> own; // [event]: the rank's own time at the event
-  // [event]: after a wait, how long after the completion the rank goes on; of a
-  // stand, how long the rank stands still.
+  // [event]: for a wait, how long after the row's completion the rank goes on;
+  // for a stand, how long the rank stands still.
   std::span<const double> extra;
   std::span<const double> transfer; // [row]
   // [row]: true if the transfer takes no time, and a rank that waits for the
@@ -87,9 +87,11 @@ class Plan {
  private:
   friend class Run;
 
-  // Only replayed rows have a number here, their "slot": a long run has many
-  // more rows. A number below kNone stands for a row that is not replayed:
-  // fixed(number) is its index in fixedRow_.
+  // Returns the number that stands for a row in this plan. Replayed rows have
+  // numbers from 0 on, their "slots"; there are no slots for other rows,
+  // because a long run has many more of them. For a row that is not replayed,
+  // the number is below kNone, and fixed(number) is the row's index in
+  // fixedRow_.
   int32_t slotOrFixed(int64_t row);
   void findNeeding(const Lists& needed);
   void findOpening(const Lists& opens);
@@ -106,8 +108,9 @@ class Plan {
   std::vector<int32_t> before_; // [slot]: slot, fixed row or kNone
   std::vector<int64_t> fixedRow_;
   std::vector<double> fixedEnd_;
-  // [slot]: the only condition that needs it, or kNone; or if several need it,
-  // a number below kNone: fixed(number) is its index in severalFirst_.
+  // [slot]: the only condition that needs it; kNone if none does. If several
+  // do, a number below kNone: for k = fixed(number), the conditions are those in
+  // several_ from index severalFirst_[k] to severalFirst_[k + 1].
   std::vector<int32_t> needing_;
   std::vector<int64_t> severalFirst_;
   std::vector<int32_t> several_;
