@@ -109,8 +109,8 @@ class Plan {
   std::vector<int64_t> fixedRow_;
   std::vector<double> fixedEnd_;
   // [slot]: the only condition that needs it; kNone if none does. If several
-  // do, a number below kNone: for k = fixed(number), the conditions are those in
-  // several_ from index severalFirst_[k] to severalFirst_[k + 1].
+  // do, a number below kNone: for k = fixed(number), several_ has these
+  // conditions from index severalFirst_[k] to severalFirst_[k + 1].
   std::vector<int32_t> needing_;
   std::vector<int64_t> severalFirst_;
   std::vector<int32_t> several_;

@@ -101,9 +101,9 @@ void bindArrivals(py::module_& m) {
          uint64_t token) {
         HostCarrier::instance().addPeer({host, address, port, token});
       },
-      "Adds a possible parent of this host in the tree of hosts, the best "
-      "first; call it after arrivals_carry. The parent's index `host` is lower "
-      "than this host's.",
+      "Adds a possible parent of this host in the tree of hosts. Call it after "
+      "arrivals_carry, for the best parent first. The parent's index `host` is "
+      "lower than this host's.",
       py::arg("host"),
       py::arg("address"),
       py::arg("port"),

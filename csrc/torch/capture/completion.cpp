@@ -114,7 +114,7 @@ bool watchCompletion(
   // A future with devices is complete when the operation has been launched. A
   // future without devices (gloo's) is complete when the operation is done. But
   // if such a future is complete already here, it does not tell when the
-  // operation is done.
+  // operation was done: no completion is recorded.
   if (future->devices().empty() && future->completed()) {
     return true;
   }

@@ -56,7 +56,7 @@ std::string backendName(
     return backends.host->getBackendName();
   }
   const std::string name = group.getBackendName();
-  if (name != "undefined") { // the script named no backend, or several
+  if (name != "undefined") { // else the script named no backend, or several
     return name;
   }
   const BackendPtr& backend =

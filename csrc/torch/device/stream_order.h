@@ -27,7 +27,8 @@ inline uint64_t queueOf(uint32_t group, uint32_t peer, Op op) noexcept {
 // Thread-safe.
 class QueueStreams {
  public:
-  // After so many tries, the backend counts as one that does not show streams.
+  // After this many searches in vain, the backend counts as one that does not
+  // show streams.
   static constexpr int kTries = 3;
 
   struct Known {
