@@ -13,7 +13,8 @@ namespace commprof::nccl {
 
 namespace {
 
-// When the channels of an operation began, or ended.
+// The times at which the channels of an operation began, or at which they
+// ended.
 struct Moments {
   std::bitset<kMaxChannels> channels;
   uint8_t count = 0;
@@ -78,8 +79,8 @@ void complete(Operation& operation) noexcept {
   Recorder& recorder = Recorder::instance();
   Record op = operation.launched.op;
   op.timestamp_ns = onHost(operation, operation.begins.first_ns);
-  // A kernel cannot begin before its call or replay. If it seems to, the GPU's
-  // clock was set back.
+  // A kernel cannot begin before its call or, in a CUDA graph, before the
+  // graph's replay. If it seems to, the GPU's clock was set back.
   const auto after_ns = int64_t(op.timestamp_ns - operation.launched.issue_ns);
   if (after_ns < -GpuClock::kStrangeNs) {
     recordUntimed(operation.launched);

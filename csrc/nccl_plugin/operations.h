@@ -45,9 +45,9 @@ struct OperationId {
 // Returns the operation of a handle, also after it has ended.
 OperationId idOf(Handle operation) noexcept;
 
-// Call these when a channel's kernel has begun or ended. `gpu_ns`: when that
-// happened by the GPU's clock; 0 if this is not known: then the time of the
-// call counts.
+// Call these when an operation's kernel has begun or ended on a channel.
+// `gpu_ns` is the time of this by the GPU's clock. If it is 0, the time is not
+// known, and the time of the call of this function counts.
 Handle beginChannel(
     Handle operation,
     uint8_t channel,

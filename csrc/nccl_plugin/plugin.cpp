@@ -1,5 +1,6 @@
-// The tables that NCCL looks up, one for each version of its interface, and the
-// translation of their events to operations, calls and channels.
+// The tables of functions that NCCL looks up, one for each version of its
+// interface, and the translation of NCCL's events to operations, calls and
+// channels.
 //
 // The record path (begin and end of events) does not allocate, lock or make
 // system calls once a thread has its ring: see core/recorder.h. The tables and

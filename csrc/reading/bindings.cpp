@@ -119,7 +119,8 @@ void bindLog(py::module_& m) {
             }
             return kinds;
           },
-          "Number of records, and of captured records, by kind of operation.")
+          "For each kind of operation, the number of records, and how many of "
+          "them were captured into CUDA graphs.")
       .def_property_readonly(
           "algorithms",
           [](const Communicator& self) {
@@ -251,8 +252,8 @@ void bindWaits(py::module_& m) {
         const py::gil_scoped_release release;
         return splitCollectives(streamsOf(members, kind), ranks, blocks);
       },
-      "Splits each rank's time in collectives into waiting and transfer; for "
-      "collectives in which every rank waits for all ranks.",
+      "Splits each rank's time in collectives into waiting and transfer. Only "
+      "for collectives in which every rank waits for all ranks.",
       py::arg("members"),
       py::arg("kind"),
       py::arg("ranks"),

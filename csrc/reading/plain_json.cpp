@@ -189,8 +189,8 @@ void bindPlainJson(py::module_& m) {
   m.def(
       "plain_json",
       &plainJson,
-      "Writes plain values as json.dumps does, with null for numbers that JSON "
-      "does not know; None if a value is not plain.",
+      "Returns the JSON that json.dumps writes for plain values, with null for "
+      "NaN and infinities. Returns None if a value is not plain.",
       py::arg("value"),
       py::arg("indent"));
 }

@@ -101,9 +101,9 @@ class EventScanner {
   struct Arguments {
     // For each row, the index of its values in combinations().
     std::vector<int64_t> combination;
-    // For each row and each key of a column, the value; kAbsent if there is no
-    // value, kNoInteger if it is no whole number from 0 to 2^62 - 1, kUndecided
-    // if only Python can tell.
+    // For each row and each key of `integers`, the value; kAbsent if there is
+    // no value, kNoInteger if it is no whole number from 0 to 2^62 - 1,
+    // kUndecided if only Python can tell.
     std::vector<int64_t> integers;
   };
   static constexpr int64_t kAbsent = -1, kNoInteger = -2, kUndecided = -3;

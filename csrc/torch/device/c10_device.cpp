@@ -29,8 +29,8 @@ const void* reached(const Class& object, Member member) {
   return found;
 }
 
-// Returns the address of the guard's isStreamCapturing(); null if this torch has
-// no such function.
+// Returns the address of the guard's isStreamCapturing(); null if this torch
+// has no such function.
 template <class Interface>
 const void* captureFunction(const Interface& guard) {
   if constexpr (requires(c10::Stream s) { guard.isStreamCapturing(s); }) {

@@ -23,9 +23,9 @@ inline constexpr int kUnusualPriority = -2;
 template <class Guard>
 inline constexpr bool kGuardReportsCapture =
     requires(const Guard& guard, c10::Stream s) { guard.isStreamCapturing(s); };
-// True if a device's own guard implements isStreamCapturing(), rather than
-// torch's base class, which always returns false. This is determined from the
-// symbol's name; if the name is hidden, the result may be wrongly true.
+// True if a device's own guard implements isStreamCapturing(); the function of
+// torch's base class always returns false. This is determined from the symbol's
+// name; if the name is hidden, the result may be wrongly true.
 bool implementsCaptureQuery(c10::DeviceType type) noexcept;
 template <class Guard>
 bool isCapturing(const Guard& guard, c10::Stream stream) {

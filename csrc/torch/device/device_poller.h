@@ -10,10 +10,10 @@
 
 namespace commprof {
 
-// A poll must not break graph captures of other threads. While a thread captures
-// in the global mode, which is CUDA's default, other threads must not even query
-// an event, unless they have set their own capture mode to relaxed. So the
-// poller's thread sets this mode: it is shielded.
+// A poll must not break graph captures of other threads. While a thread
+// captures in the global mode, which is CUDA's default, other threads must not
+// even query an event, unless they have set their own capture mode to relaxed.
+// So a thread that polls sets this mode: it is shielded.
 
 // The runtime's function that exchanges the calling thread's capture mode, such
 // as cudaThreadExchangeStreamCaptureMode; null if no library in this process

@@ -28,28 +28,29 @@ void checkBucket(const Bucket& bucket) {
         (slot.cols != 0 &&
          uint64_t(slot.rows) * slot.cols != uint64_t(slot.numel))) {
       throw std::invalid_argument(textOf(
-          "slot of parameter ",
+          "the slot of parameter ",
           slot.parameter,
           " in bucket ",
           bucket.index,
-          " does not fit: offset ",
+          " is not valid: it begins at value ",
           slot.offset,
-          ", ",
+          " and holds ",
           slot.numel,
           " values as ",
           slot.rows,
           " x ",
           slot.cols,
-          ", bucket of ",
-          bucket.numel,
-          " values"));
+          "; the slot before it ends at ",
+          at,
+          ", and the bucket ends at ",
+          bucket.numel));
     }
     at = slot.offset + slot.numel;
   }
   if (bucket.numel > size_t(std::numeric_limits<int32_t>::max())) {
     throw std::invalid_argument(
-        "bucket of " + std::to_string(bucket.numel) +
-        " values; at most 2^31 - 1 can be compressed");
+        "a bucket has " + std::to_string(bucket.numel) +
+        " values, but at most 2^31 - 1 can be compressed: use smaller buckets");
   }
 }
 

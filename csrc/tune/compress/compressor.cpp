@@ -101,11 +101,11 @@ std::unique_ptr<Scheme> makeScheme(const Settings& settings) {
 }
 
 // Computes the mean of fp32 values with one all-reduce, as DDP does without a
-// hook: divides first, then sums.
+// hook: divides by the number of ranks first, then sums.
 void plainMean(const Bucket& bucket, Channel& channel) {
   {
-    // Multiplies instead of dividing, as DDP does when it copies into buckets,
-    // so that the results are equal to the bit.
+    // Divides by multiplying by the reciprocal, as DDP does when it copies into
+    // buckets, so that the results are equal to the bit.
     StageTimer timer(channel.report(), Stage::kEncode);
     const auto factor = float(1.0 / channel.size());
     for (size_t i = 0; i < bucket.numel; ++i) {

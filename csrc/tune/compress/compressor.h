@@ -55,9 +55,9 @@ class Compressor {
   // Exchanges the bucket; blocks. If any rank's gradients are not finite, or
   // exceed 2^80, the bucket becomes NaN on all ranks and all state stays
   // unchanged. The scheme "none" instead averages such values like all others,
-  // as DDP does; so does an uncompressed average of another scheme without
-  // error feedback (before start_step, small buckets). After an exception the
-  // bucket is undefined and the compressor must not be used again.
+  // as DDP does. So do the other schemes without error feedback when they do
+  // not compress: before start_step, and for small buckets. After an exception
+  // the bucket is undefined and the compressor must not be used again.
   virtual void run(
       const Bucket& bucket,
       Transport& transport,

@@ -31,8 +31,8 @@ class BlockCodec {
   // True if a received message of bytes(n) bytes is well-formed.
   virtual bool valid(const std::byte* in, size_t n) const = 0;
 
-  // Writes the encoded mean of in.size() encodings, summed in fp32 in their
-  // order and rounded once; its exponent is the smallest of `exponents`.
+  // Writes the encoded mean of in.size() encodings, which are summed in fp32 in
+  // their order. The mean is rounded once, with the smallest of `exponents`.
   virtual void reduce(
       std::span<const std::byte* const> in,
       std::span<const int> exponents,

@@ -4,8 +4,8 @@
 // all encodings, including its own, in rank order. The result is equal to the
 // bit on all ranks, with one rounding per rank and none of the sum.
 //
-// Two phases: each rank sums one chunk of the bucket. All ranks send this rank
-// their encoded chunk. It sums the chunks in fp32 in rank order, rounds once
+// Two phases: each rank owns one chunk of the bucket. All ranks send the owner
+// their encodings of its chunk. It sums them in fp32 in rank order, rounds once
 // and sends the result to all. So a value is rounded twice, whereas a ring of
 // 16-bit values rounds it once per rank. All ranks, the chunk's owner included,
 // decode the same bytes. If a piece has non-finite values, the note of its

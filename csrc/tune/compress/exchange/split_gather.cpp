@@ -128,8 +128,8 @@ constexpr uint64_t kEntryBytes = 4;
 constexpr int kFewestRanks = 4; // with fewer, even equal choices hardly pay
 // With fewer values, three additional messages cost more than the saved bytes.
 constexpr size_t kFewestValues = 16384;
-// The exchange pays only if it sends less than this part of the bytes, since it
-// costs additional work.
+// The exchange pays only if it sends less than this part of the bytes that are
+// sent otherwise, since it costs additional work.
 constexpr double kClearly = 0.9;
 
 // Bytes that a rank sends, averaged over ranks, if the choices of all ranks
@@ -337,7 +337,8 @@ void SplitGather::share(Job& job) {
     uint32_t count;
     std::memcpy(&count, messages[r].data(), sizeof(count));
     if (count > regions_[r].numel) {
-      refusePayload(int(r), channel, "more sums than places");
+      refusePayload(
+          int(r), channel, "it announces more sums than it owns places");
     }
     counts.push_back(count);
     offsets.push_back(bytes);

@@ -23,7 +23,6 @@ namespace commprof::compress {
 // All-gather of payloads of equal size. Every rank sums all payloads in rank
 // order, including its own in encoded form, so the sum has the same bits on all
 // ranks.
-
 class Gather {
  public:
   // Returns the buffer for this rank's payload of `bytes` bytes, a size that is
@@ -46,13 +45,7 @@ class Gather {
     const Channel& channel,
     const char* reason);
 
-// Summary of a rank's chosen values, which is sent before the values. It holds
-// the number of chosen values in each part of the bucket, and the chosen places
-// that belong to a small sample of places. The sample is the same on all ranks.
-// The numbers determine how much each rank sends to each owner; the sample
-// estimates how many places the ranks have in common.
-
-// Pointer types that the kernels take.
+// Converts a pointer to the type that the kernels take.
 inline uint8_t* octets(std::byte* bytes) {
   return reinterpret_cast<uint8_t*>(bytes);
 }
@@ -60,15 +53,20 @@ inline const uint8_t* octets(const std::byte* bytes) {
   return reinterpret_cast<const uint8_t*>(bytes);
 }
 
+// Summary of a rank's chosen values, which is sent before the values. It holds
+// the number of chosen values in each part of the bucket, and the chosen places
+// that belong to a small sample of places. The sample is the same on all ranks.
+// The numbers determine how much each rank sends to each owner; the sample
+// shows about how many places the ranks have in common.
 struct Choices {
   std::vector<uint32_t> counts; // [part of kernels::kSparsePart places]
   std::vector<uint32_t> drawn; // chosen places that are in the sample
 };
 
-// Size of the message for a bucket of n values.
+// Size of the message that holds Choices, for a bucket of n values.
 size_t choicesBytes(size_t n);
 
-// Writes the message; `chosen` are places below n in ascending order.
+// Writes this message; `chosen` are places below n in ascending order.
 void writeChoices(std::span<const int32_t> chosen, size_t n, std::byte* out);
 
 // Returns the content, or null if it does not describe k places in a bucket of
@@ -92,8 +90,9 @@ class SplitGather {
   bool agree(Job& job, std::span<const int32_t> chosen, uint64_t other_bytes);
 
   // Exchanges the values and leaves the mean in the bucket; called after
-  // agree(). `encoded` contains the chosen places, see kernels/linear/sparse.h.
-  // Rounding errors of the sums are added to the owner's residual, if any.
+  // agree(). `encoded` contains this rank's chosen values with their places,
+  // see kernels/linear/sparse.h. Rounding errors of the sums are added to the
+  // owner's residual, if any.
   void run(Job& job, const uint8_t* encoded);
 
  private:
@@ -101,7 +100,8 @@ class SplitGather {
   struct Region {
     size_t begin = 0; // first value
     size_t numel = 0;
-    std::vector<kernels::SparseRange> from; // by rank, in the rank's encoding
+    // By rank: the region's range in the rank's encoding.
+    std::vector<kernels::SparseRange> from;
   };
 
   void divide(size_t n);
@@ -114,7 +114,8 @@ class SplitGather {
   std::vector<Region> regions_; // by owner
   Gather gather_; // exchanges choices, and the number of sums of each owner
   Scratch sent_, received_, sums_, lost_, results_;
-  std::vector<const uint8_t*> parts_; // values in this region, by rank
+  // By sender: its encoded values for the region that this rank owns.
+  std::vector<const uint8_t*> parts_;
   std::vector<int32_t> places_; // places of the found_ nonzero sums
   std::vector<float> values_;
   size_t found_ = 0;

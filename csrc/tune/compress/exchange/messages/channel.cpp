@@ -105,7 +105,7 @@ void Channel::verify(std::span<const Bytes> received) const {
     if (sum != crc32(message.data(), length)) {
       throw PayloadError(
           "rank " + std::to_string(transport_.nameOf(int(r))) + ", bucket " +
-          std::to_string(bucket_index_) + ": checksum is wrong");
+          std::to_string(bucket_index_) + ": a message's checksum is wrong");
     }
   }
 }

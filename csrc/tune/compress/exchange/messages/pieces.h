@@ -52,7 +52,7 @@ class Pieces {
   Pieces(const BlockCodec& codec, size_t n, int chunks, Size size);
 
   struct Range {
-    size_t begin = 0; // values
+    size_t begin = 0; // in values, like `count`
     size_t count = 0;
   };
 

@@ -78,26 +78,29 @@ HeaderBytes pack(const Header& header) {
 Header unpack(std::span<const std::byte> bytes, int rank, uint32_t index) {
   Layout layout;
   if (bytes.size() != sizeof(layout)) {
-    throw PayloadError(inBucket(rank, index) + "header is not 32 bytes long");
+    throw PayloadError(
+        inBucket(rank, index) + "the header is not 32 bytes long");
   }
   std::memcpy(&layout, bytes.data(), sizeof(layout));
   if (layout.magic != kMagic || layout.check != checkOf(layout)) {
     throw PayloadError(
         inBucket(rank, index) +
-        "damaged header; all ranks must run the same version of commprof");
+        "the header is damaged, or not of this version of commprof: run the "
+        "same version on all ranks");
   }
   if (layout.version != kVersion) {
     throw DisagreementError(textOf(
         inBucket(rank, index),
-        "wire format version is ",
+        "that rank sends version ",
         layout.version,
-        " there and ",
+        " of the wire format, but this rank expects version ",
         kVersion,
-        " here: run the same version of commprof on all ranks"));
+        ": run the same version of commprof on all ranks"));
   }
   if (layout.exponent < kMinHalfExponent ||
       layout.exponent > kMaxHalfExponent) {
-    throw PayloadError(inBucket(rank, index) + "scale exponent out of range");
+    throw PayloadError(
+        inBucket(rank, index) + "the header's scale exponent is out of range");
   }
   return Header{
       SchemeCode(layout.scheme),
