@@ -110,15 +110,15 @@ def _trend(world: WorldResult) -> list[str]:
     if trend is None:
         return []
     where = f"At {counted(world.world_size, 'rank')}"
-    if trend.not_finite is not None and not trend.diverged:
+    if trend.diverged_from is not None:
         return [
-            f"{where} the loss is not finite in {trend.not_finite_steps} of {trend.steps} steps, "
-            f"first in step {trend.not_finite}."
+            f"{where} the loss is not finite from step {trend.diverged_from} on: training has "
+            "diverged."
         ]
     if trend.not_finite is not None:
         return [
-            f"{where} the loss is not finite from step {trend.not_finite} on: training has "
-            "diverged."
+            f"{where} the loss is not finite in {trend.not_finite_steps} of {trend.steps} steps, "
+            f"first in step {trend.not_finite}."
         ]
     if trend.rises:
         return [

@@ -46,9 +46,9 @@ def judge(values: Sequence[list[float]]) -> Outcome:
         "builds on these ranks, and see the result of the all-reduce check"
     )
     if trend.not_finite is not None:
-        where = (
-            f"from step {trend.not_finite} on" if trend.diverged else f"in step {trend.not_finite}"
-        )
+        where = f"in step {trend.not_finite}"
+        if trend.diverged_from is not None:
+            where = f"from step {trend.diverged_from} on"
         return Outcome(NAME, FAIL, f"not a finite number {where}", advice)
     figure = f"{trend.first:.3g} to {trend.last:.3g} in {trend.steps} steps"
     if trend.falls:

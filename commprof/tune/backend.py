@@ -111,7 +111,7 @@ def make_team(store: Any, hosts: Hosts, ranks: list[int], timeout: timedelta) ->
         if hosts.rank == 0:
             warnings.warn(
                 "commprof backend: no shared memory, gloo alone is used; reason from rank "
-                f"{first}: {problems[first]}",
+                f"{ranks[first]}: {problems[first]}",
                 stacklevel=2,
             )
         return None

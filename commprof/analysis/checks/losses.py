@@ -28,13 +28,15 @@ _MOST_POINTS = 500
 
 @dataclass(frozen=True)
 class LossTrend:
-    """Trend of the loss of one training run, and the first step whose loss is not finite."""
+    """Trend of the loss of one training run, and the steps whose loss is not finite."""
 
     steps: int
     #: Number of the first step whose loss is not finite; None if all losses are finite.
     not_finite: int | None
     #: How many steps have a loss that is not finite.
     not_finite_steps: int
+    #: Number of the step from which on no loss is finite; None if the last loss is finite.
+    diverged_from: int | None
     #: Means of the first and the last tenth of the steps; NaN if not finite.
     first: float
     last: float
@@ -43,11 +45,6 @@ class LossTrend:
     tau: float
     #: Two-sided p-value of tau; NaN if tau is NaN.
     p_value: float
-
-    @property
-    def diverged(self) -> bool:
-        """True if no loss is finite from step ``not_finite`` on."""
-        return self.not_finite is not None and self.not_finite + self.not_finite_steps == self.steps
 
     @property
     def falls(self) -> bool:
@@ -66,6 +63,7 @@ def loss_trend(losses: Sequence[float]) -> LossTrend | None:
         return None
     values = np.array(losses, dtype=np.float64)
     broken = np.flatnonzero(~np.isfinite(values))
+    last_finite = int(np.flatnonzero(np.isfinite(values)).max(initial=-1))
     tenth = max(1, len(values) // 10)
     tau, p_value = math.nan, math.nan
     if len(values) >= LEAST_STEPS and not len(broken):
@@ -76,6 +74,7 @@ def loss_trend(losses: Sequence[float]) -> LossTrend | None:
         steps=len(values),
         not_finite=int(broken[0]) if len(broken) else None,
         not_finite_steps=len(broken),
+        diverged_from=last_finite + 1 if last_finite + 1 < len(values) else None,
         first=first if math.isfinite(first) else math.nan,
         last=last if math.isfinite(last) else math.nan,
         tau=tau,

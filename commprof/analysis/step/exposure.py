@@ -85,12 +85,16 @@ def exposures_of(trace: Trace) -> Exposures:
 def training_thread(trace: Trace) -> int:
     """Returns the thread that marks the steps.
 
-    If no steps are marked, returns the thread that issued the most collectives; 0 if there is none.
+    If no steps are marked, returns the thread with the most phases, because a backend's thread can
+    issue more collectives than the training thread, as with DDP's PowerSGD hook. Without phases,
+    returns the thread that issued the most collectives; 0 if there is none.
     """
     steps = columns.steps(trace)
     if len(steps):
         return int(steps.thread[0])
-    thread = columns.collectives(trace).thread
+    phases = columns.phases(trace)
+    of_model = phases.thread[phases.key < len(PHASES)]
+    thread = of_model if len(of_model) else columns.collectives(trace).thread
     return int(np.bincount(thread).argmax()) if len(thread) else 0
 
 

@@ -97,5 +97,10 @@ class Threshold:
     @property
     def text(self) -> str:
         """The limit and its origin, in words."""
-        source = "as asked for" if self._fixed_s is not None else "learnt from the run"
+        if self._fixed_s is not None:
+            source = "as asked for"
+        elif len(self._recent_ns) < _LEARN_STEPS:
+            source = f"the limit until {_LEARN_STEPS} steps have ended"
+        else:
+            source = "learnt from the run"
         return f"{self.limit_ns / _NS_PER_S:.3g} s, {source}"

@@ -156,10 +156,11 @@ class Lora(OfSamples):
             available = available_bytes()
         if per_rank * local_ranks > available:
             whole = ", in fp32 until they are packed," if self.options.base == "4bit" else ""
+            smaller = "" if self.options.base == "bf16" else "base=bf16, "
             raise UsageError(
                 f"lora: size={self.options.size} needs {per_rank / 1e9:.3g} GB of weights{whole} "
                 f"in each rank, and {available / 1e9:.3g} GB are free (ranks that share them: "
-                f"{local_ranks}); use another size ({', '.join(_SIZES)}), base=bf16, or fewer ranks"
+                f"{local_ranks}); use another size ({', '.join(_SIZES)}), {smaller}or fewer ranks"
             )
 
 

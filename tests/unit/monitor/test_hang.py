@@ -487,6 +487,14 @@ def test_a_fixed_hang_threshold_does_not_change_with_step_times() -> None:
     assert threshold.text == "2.5 s, as asked for"
 
 
+def test_the_auto_hang_threshold_says_where_it_comes_from() -> None:
+    threshold = Threshold(None)
+    assert threshold.text == "300 s, the limit until 10 steps have ended"
+    for _ in range(10):
+        threshold.learn(SECOND)
+    assert threshold.text == "10 s, learnt from the run"
+
+
 def test_the_auto_hang_threshold_follows_step_times() -> None:
     assert learnt() == learnt(*[1.0] * 9) == START_S
     assert learnt(*[0.1] * 20) == FLOOR_S

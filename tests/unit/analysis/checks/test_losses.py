@@ -55,16 +55,25 @@ def test_losses_that_stay_nan_or_infinite_have_diverged(broken: float) -> None:
     trend = loss_trend([3.0] * 7 + [broken] * 13)
     assert trend is not None
     assert trend.not_finite == 7
-    assert trend.diverged
+    assert trend.diverged_from == 7
     assert math.isnan(trend.tau)
     assert math.isnan(trend.last)
+
+
+def test_a_divergence_is_told_from_its_step_also_after_a_single_broken_loss() -> None:
+    losses = [3.0, math.nan, *[3.0] * 10, *[math.nan] * 8]
+    trend = loss_trend(losses)
+    assert trend is not None
+    assert (trend.not_finite, trend.not_finite_steps, trend.diverged_from) == (1, 9, 12)
+    (said,) = loss_remarks(context(), [curve(1, losses)])
+    assert "not finite from step 12 on: training has diverged" in said
 
 
 def test_a_single_infinite_loss_is_reported_but_is_no_divergence() -> None:
     losses = (4.0, math.inf, *(3.0 - n / 10 for n in range(20)))
     trend = loss_trend(losses)
     assert trend is not None
-    assert (trend.not_finite, trend.not_finite_steps, trend.diverged) == (1, 1, False)
+    assert (trend.not_finite, trend.not_finite_steps, trend.diverged_from) == (1, 1, None)
     (said,) = loss_remarks(context(), [curve(1, losses)])
     assert said == "At 1 rank the loss is not finite in 1 of 22 steps, first in step 1."
 

@@ -18,10 +18,11 @@ from commprof.analysis.step.exposure import (
     exposures,
     exposures_of,
     pauses,
+    training_thread,
 )
 from commprof.trace import columns
 from commprof.trace.reader import Trace
-from commprof.trace.schema import PHASES, Kind
+from commprof.trace.schema import PHASES, Kind, Phase
 from commprof.trace.stretches import Stretches, outside, stretches, within
 from tests.support.builders.traces import MS, THREAD, Rank
 
@@ -283,3 +284,12 @@ def test_a_pause_during_exposed_time_is_not_a_pause() -> None:
 
 def test_origins_are_all_phases_and_host_pauses() -> None:
     assert (*PHASES, HOST_PAUSE) == ORIGINS
+
+
+def test_without_steps_the_training_thread_is_the_one_with_the_phases() -> None:
+    rank = Rank(0, 2)
+    rank.phase(Phase.FORWARD, 0, 5)
+    rank.collective(1, 6, 10, 400)
+    for number in range(2, 5):
+        rank.collective(number, 10 * number, 10 * number + 5, 400, thread=THREAD + 1)
+    assert training_thread(rank.trace()) == THREAD
