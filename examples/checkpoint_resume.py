@@ -1,11 +1,11 @@
-"""A training that survives the death of a rank: checkpoint, restart, resume.
+"""A training run that survives the death of a rank: checkpoint, restart, resume.
 
     commprof run --nproc 2 --max-restarts 1 examples/checkpoint_resume.py
     commprof run --nproc 2 --max-restarts 1 examples/checkpoint_resume.py --kill-at 25
 
-The second line kills the last rank at step 25 of its first attempt. commprof restarts all ranks,
+The second line kills the last rank at step 25 of the first attempt. commprof restarts all ranks,
 they continue from the last checkpoint, and the report shows both attempts and the time that was
-lost between them. It runs under ``torchrun --max-restarts 1`` and ``commprof env`` as well.
+lost between them. The example also runs under ``torchrun --max-restarts 1`` and ``commprof env``.
 """
 
 import argparse

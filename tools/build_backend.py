@@ -30,8 +30,9 @@ __all__ = [
 if int(setuptools.__version__.split(".")[0]) < 77:
     # Without isolation pip does not check setuptools' version; setuptools' own error is unclear.
     raise SystemExit(
-        f"commprof is built with setuptools 77 or newer, this is {setuptools.__version__}: "
-        "`pip install 'setuptools>=77' cmake ninja`, or leave out --no-build-isolation"
+        "commprof needs setuptools 77 or newer to build, but this environment has "
+        f"{setuptools.__version__}: run `pip install 'setuptools>=77' cmake ninja`, or leave out "
+        "--no-build-isolation"
     )
 
 

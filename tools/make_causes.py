@@ -20,7 +20,7 @@ TITLE = "# Mistakes that make distributed training slow or wrong"
 HEAD = (
     "Each section is one mistake that public reports describe: why it costs time, the lines that "
     "mend it, and how to recognise it. Nothing here needs commprof, but `commprof run` looks for "
-    "all of them, names the one whose fix wins most on its first screen, and lists the others "
+    "all of them, names on its first screen the one whose fix wins most, and lists the others "
     "with `commprof report DIR --all`, on the page and in the JSON result (`causes`).",
     "What a fix wins is computed by a replay of the recorded steps without the calls that it "
     "removes, and given with its 95 % interval over the steps. If the threads that carried out "
@@ -29,8 +29,8 @@ HEAD = (
     "win, or nothing. A cause is named only if the recording shows it; a job whose figures stay "
     "below the thresholds gets none.",
     "The lines run as they stand, after `init_process_group`, once the names that begin with "
-    "`YOUR_` are replaced by those of the script. Where commprof can read the script, its report "
-    "says the same change in the script's own lines and names.",
+    "`YOUR_` are replaced by those of the script. Where commprof can read the script, the report "
+    "shows the same change with the script's own lines and names.",
 )
 
 

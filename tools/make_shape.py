@@ -139,7 +139,7 @@ def repeated_classes() -> list[str]:
 
 
 def numbers_of_fields() -> dict[str, int]:
-    """Returns the number of fields of each public dataclass in commprof/analysis."""
+    """Returns the number of annotated fields of each public class in commprof/analysis."""
     return {
         node.name: sum(isinstance(field, ast.AnnAssign) for field in node.body)
         for _, node in classes(PACKAGE / "analysis")
@@ -147,7 +147,7 @@ def numbers_of_fields() -> dict[str, int]:
 
 
 def measures() -> list[Measure]:
-    """Counts all measures in the present code; runs two reports for it."""
+    """Returns all measures of the present code; runs two reports to count some of them."""
     importing, mutual = files_that_import_satellites(), mutual_imports(PACKAGE)
     repeated = repeated_classes()
     fields, largest = max((number, name) for name, number in numbers_of_fields().items())
@@ -156,7 +156,7 @@ def measures() -> list[Measure]:
         readings, crossed = most_readings(run), len(rooms(["report", str(run), "--all"]))
     return [
         Measure("files of the profiler that import a satellite", "24", len(importing)),
-        Measure("pairs of folders that import each other, none in the other", "14", len(mutual)),
+        Measure("pairs of folders that import each other, neither in the other", "14", len(mutual)),
         Measure("readings of a trace by `report RUN --all --price-per-hour 3`", "4", readings),
         Measure("folders that `report RUN --all` crosses", "20", crossed),
         Measure("rules in two languages, listed below", "11", len(rules_in_two_languages())),
@@ -166,7 +166,7 @@ def measures() -> list[Measure]:
 
 
 def page() -> str:
-    """Returns the page with its measures made anew."""
+    """Returns the page with the measures of the present code."""
     rows = [
         f"| {row.what} | {row.before} | {row.now}{f' ({row.which})' if row.which else ''} |"
         for row in measures()

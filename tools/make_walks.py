@@ -5,8 +5,8 @@
 FILE: where to write the page, instead of docs/architecture.md.
 
 Each walk runs a command of commprof in this process under ``sys.setprofile``, which sees each call
-of a Python function. The page lists the folders of commprof in the order of their first call, with
-the first function.
+of a Python function. The page lists the folders of commprof in the order of their first call, each
+with the function that was called first.
 """
 
 from __future__ import annotations

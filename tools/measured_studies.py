@@ -178,7 +178,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             rows_of(known_schedules.demands),
         ),
         Study(
-            "Jobs that commprof and torch.profiler recorded at once, on gloo",
+            "Jobs that commprof and torch.profiler recorded at the same time, on gloo",
             "two_instruments.jsonl",
             f"attribution/two_instruments.py --results {RESULTS}/two_instruments.jsonl",
             (
@@ -195,18 +195,18 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             rows_of(late_rank.demands),
         ),
         Study(
-            "Late processes in logs of NCCL Inspector, of simulated jobs",
+            "Late processes in NCCL Inspector's logs of simulated jobs",
             "inspector.jsonl",
             f"recordings/inspector.py truth --first-seed 8000 --results {RESULTS}/inspector.jsonl",
             (
-                "late processes named in 100 of 100, nobody accused in 100 of 100 clean ones",
+                "late processes named in 100 of 100 jobs, none in 100 of 100 clean jobs",
                 "wait and transfer within 1 % and a microsecond",
             ),
             rows_of(inspector_logs.demands),
             beside=lambda path: inspector_logs.beside_truth(read_rows(path)),
         ),
         Study(
-            "Logs of NCCL Inspector of 2,048 ranks, read",
+            "Reading NCCL Inspector's logs of 2,048 ranks",
             "inspector_speed.jsonl",
             f"recordings/inspector.py speed --results {RESULTS}/inspector_speed.jsonl",
             (
@@ -227,7 +227,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             rows_of(live.demands),
         ),
         Study(
-            "Reports of many ranks and of long runs, with Python's start",
+            "Reports of many ranks and of long runs, including Python's start",
             "report_cost.json",
             f"scale/report_cost.py --results {RESULTS}/report_cost.json",
             (
@@ -242,7 +242,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             part=report_cost.PART,
         ),
         Study(
-            "Reports of recordings of many ranks, with Python's start",
+            "Reports of recordings of many ranks, including Python's start",
             "recordings_speed.json",
             f"recordings/speed.py --results {RESULTS}/recordings_speed.json",
             (
@@ -256,7 +256,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             part=recordings_speed.PART,
         ),
         Study(
-            "Late ranks of 2 to 1,024 ranks, in schedules whose every wait is known",
+            "Late ranks among 2 to 1,024 ranks, in schedules whose every wait is known",
             "exact_schedules.jsonl.gz",
             f"attribution/exact_schedules.py --results {RESULTS}/exact_schedules.jsonl.gz",
             (
@@ -272,7 +272,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "device_parts.json",
             "attribution/device_parts.py FOLDER --others PYTHON "
             f"--results {RESULTS}/device_parts.json",
-            ("within 0.1 % of the time of each tool's figures, by the same rules or by its own",),
+            ("at most 0.1 % of the time from a tool's figures, by commprof's rules or the tool's",),
             object_of(device_parts.demands),
             beside=device_parts.beside,
         ),
@@ -284,7 +284,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             rows_of(blame.demands),
         ),
         Study(
-            "Predicted gain of 50 late ranks that are mended",
+            "Predicted gain of mending the late rank, in 50 jobs",
             "gain_error.jsonl",
             f"attribution/gain_error.py --rounds 2 --results {RESULTS}/gain_error.jsonl",
             ("error at most 1 % of the step in the mean", "worst at most 3 %"),
@@ -298,7 +298,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             rows_of(busy_machine.demands),
         ),
         Study(
-            "Cost of recording for a step, in turns with processes without commprof",
+            "Cost of recording for a step; processes with and without commprof take turns",
             "overhead_turns.json",
             f"own_cost/overhead.py --minutes 60 --json {RESULTS}/overhead_turns.json",
             (
@@ -369,7 +369,10 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "A day in always-on mode, in minutes",
             "long_day.json",
             f"own_cost/long_day.py --json {RESULTS}/long_day.json",
-            ("a million steps, a full disk, a stepped clock: none lost, memory flat",),
+            (
+                "a million steps, a full disk, a stepped clock: at most 1 record lost in 1,000 "
+                "steps, memory flat",
+            ),
             object_of(long_day.demands),
         ),
         Study(
@@ -410,7 +413,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "25 MB at 1 Gbit/s, fp32 / hook: 16-bit at least 1.9x, int8 3.6x, top-K 1 % 20x",
             "25 MB at 10 Gbit/s: 16-bit at least 1.6x, int8 1.8x; 16-bit 1.2x torch's fp16 hook",
             "100 MB on loopback: 16-bit at least 1.7x torch's fp16 hook, top-K 1 % 3x fp32",
-            "bytes reported are those counted within 2 %; top-K at most 4.1 bytes per entry",
+            "reported bytes equal counted bytes within 2 %; top-K at most 4.1 bytes per entry",
         ),
         compression(
             "accuracy",

@@ -1,4 +1,4 @@
-"""Commands with which CMake builds the core, and the module that links the core with torch.
+"""Commands with which CMake builds the core and the module that links the core with torch.
 
 As a script: builds the core, without output, while torch is still being installed. An error is left
 to the module's build, which runs the same commands again.

@@ -1,7 +1,7 @@
 """Checks commprof's profiler plugin against NVIDIA's NCCL libraries, without a GPU.
 
 For each wheel of nvidia-nccl-cu12, the library is loaded. Its internal ``getNcclProfiler_v<N>``
-(found by the symbol table) loads the plugin and returns an adapter, which takes events in the
+(found in the symbol table) loads the plugin and returns an adapter, which takes events in the
 library's own layout and passes them to the plugin in the layout of version N. The same calls are
 played to each adapter (``tests/cpp/nccl_plugin``), and the plugin's trace is compared with them.
 
@@ -50,7 +50,7 @@ def main() -> int:
     """Checks each library with each version of the interface that it can ask for."""
     parser = argparse.ArgumentParser(description="Plays NCCL's calls through NVIDIA's libraries.")
     parser.add_argument("releases", nargs="*", default=RELEASES, metavar="RELEASE")
-    parser.add_argument("--keep", type=Path, help="folder of the wheels, kept (2.1 GB for all)")
+    parser.add_argument("--keep", type=Path, help="keep the wheels in this folder (2.1 GB for all)")
     options = parser.parse_args()
     logging = [f"logging-v{version}" for version in range(OLDEST, 8)]
     tree = build("", "test_nccl_plugin", "nccl-profiler-commprof", *logging)
@@ -174,7 +174,7 @@ def as_told(
 
 
 def cells(expected: dict[Operation, Played], found: dict[Operation, Times], version: int) -> str:
-    """Returns, by kind, how many of the played operations arrived with all fields."""
+    """Returns the cells up to "unknown ends": of each kind, how many operations are as played."""
 
     def right(wanted: list[Operation]) -> str:
         return f"{sum(operation in found for operation in wanted)}/{len(wanted)}"

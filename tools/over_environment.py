@@ -43,7 +43,7 @@ def main() -> None:
     directory, *extras = sys.argv[1:]
     wanted = sorted(requirements(set(extras)))
     if not wanted:
-        sys.exit(f"no extra of commprof among {' '.join(extras) or 'no names'}")
+        sys.exit(f"commprof has none of these extras: {' '.join(extras) or '(none was given)'}")
     torch = f"torch=={metadata.version('torch')}"  # pip must not install another torch
     pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     subprocess.run([make(Path(directory)), *pip, *wanted, torch], check=True)

@@ -54,7 +54,8 @@ Level levelNamed(const std::string& name) {
     allowed += std::string(allowed.empty() ? "" : ", ") + levelName(level);
   }
   throw std::invalid_argument(
-      "COMMPROF_SIMD is \"" + name + "\"; this CPU and build have: " + allowed);
+      "COMMPROF_SIMD is \"" + name +
+      "\"; set it to a level that this CPU and build support: " + allowed);
 }
 
 Level initialLevel() {

@@ -16,8 +16,9 @@ inline bool goPastCaches(const float* out, size_t n) {
       reinterpret_cast<uintptr_t>(out) % 64 == 0;
 }
 
-// Number of values in one piece of a dense kernel's work: long compared with
-// the hand-over to another thread, and a multiple of every kernel's block.
+// Number of values in one piece of a dense kernel's work. A piece takes long
+// compared with the hand-over to another thread. The number is a multiple of
+// every kernel's block size.
 inline constexpr size_t kGrain = 256 * 1024;
 
 inline constexpr int kMaxThreads = 256;

@@ -23,8 +23,8 @@ namespace {
   std::string hint;
   if (error == ENOSPC) {
     hint =
-        "; /dev/shm is too small: enlarge it (docker run --shm-size) or use "
-        "smaller blocks";
+        "; /dev/shm is too small: enlarge it (in a container: docker run "
+        "--shm-size)";
   }
   throw SegmentError(
       what + " " + std::to_string(bytes) + " bytes of shared memory " + name +
@@ -118,7 +118,7 @@ Segment Segment::open(
     throw SegmentError(
         "shared memory " + name + " has " + std::to_string(status.st_size) +
         " bytes where this rank expects " + std::to_string(bytes) +
-        "; do all ranks have the same settings?");
+        "; do all ranks run the same version of commprof?");
   }
   reserve(file.fd, name, own);
   return Segment(name, map(file.fd, name, bytes), bytes, false);

@@ -31,7 +31,7 @@ struct Slice {
 using Slices = std::span<const Slice>;
 
 // Divides `count` elements into slices as equal as whole cache lines allow; the
-// result is the same on every host with as many owners.
+// result is the same on every host with the same number of owners.
 std::vector<Slice> equalSlices(int owners, size_t count);
 
 // Leaves in each owner's slice of `data` its reduction over the team; the rest

@@ -327,7 +327,7 @@ void Team::throwReason() {
       "shared memory of " + std::to_string(options_.size) + " ranks: " +
       (all.broken.load(std::memory_order_acquire) == 2
            ? std::string(all.reason, strnlen(all.reason, sizeof all.reason))
-           : "broken by a rank that ended"));
+           : "a rank failed, and ended before it had stored the reason"));
 }
 
 std::string Team::Intent::text() const {
@@ -346,7 +346,7 @@ void Team::arriveAndCheck(const Intent& intent) {
       half_ =
           0; // The half may differ between ranks, but no rank reads slots now.
       throw TeamError(
-          "ranks do not do the same: " + nameOf(0) + " does " + first.text() +
+          "the ranks' calls differ: " + nameOf(0) + " does " + first.text() +
           ", " + nameOf(rank) + " does " + other.text());
     }
   }

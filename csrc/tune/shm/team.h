@@ -24,7 +24,9 @@
 
 namespace commprof::shm {
 
-// Thrown if a rank is missing or reported an error. what() names this rank.
+// Thrown if a rank is missing or reported an error, or if the ranks' calls
+// differ. what() names the missing or failed rank, or two ranks and their
+// calls.
 class TeamError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -92,7 +94,7 @@ class Team {
   // throws and names this rank and `why`.
   void abandon(const std::string& why) noexcept;
   // Like abandon(), for a rank that ends without an error: it no longer needs
-  // the others. The error of the others says this.
+  // the others. The other ranks' error says that this rank left.
   void leave() noexcept;
   bool broken() const noexcept;
 

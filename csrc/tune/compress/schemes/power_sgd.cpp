@@ -103,7 +103,7 @@ void PowerSgd::project(const Job& job, const Plan& plan, float* residual) {
       residual[at] = 0;
     }
   }
-  if (job.sent != nullptr) { // the all-reduce overwrites them
+  if (job.sent != nullptr) { // the all-reduce overwrites the raw values
     std::copy_n(first, plan.raw, kept_raw_.reserveFloats(plan.raw));
   }
   for (const Matrix& m : plan.matrices) {

@@ -1,7 +1,8 @@
 // PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019): approximates each matrix
-// M as a low-rank product P Q with one step of power iteration from the last
-// step's Q. Each bucket takes two all-reduces: first P = M Q' and all values
-// not worth a factorisation, then Q = P' M with P's columns orthonormalised.
+// M as a low-rank product P Q with one power iteration, which begins with the Q
+// of the previous training step. Each bucket takes two all-reduces: first P =
+// M Q' and all values not worth a factorisation, then Q = P' M with P's columns
+// orthonormalised.
 #pragma once
 
 #include <map>
@@ -46,9 +47,9 @@ class PowerSgd : public Scheme {
   struct Plan {
     std::vector<Matrix> matrices;
     std::vector<Range> ranges;
-    size_t raw = 0; // total number of values
-    size_t p = 0;
-    size_t q = 0;
+    size_t raw = 0; // number of raw values
+    size_t p = 0; // number of values in all P
+    size_t q = 0; // number of values in all Q
   };
 
   Plan planOf(std::span<const Slot> slots, size_t n) const;

@@ -60,13 +60,13 @@ class Scheme {
  public:
   virtual ~Scheme() = default;
 
-  // For a bucket of n values: number of values or blocks to send, or rank of
-  // the factors. It must be the same on all ranks. 0 if the scheme has no such
-  // number.
+  // For a bucket of n values: number of values to send, or rank of the factors.
+  // It must be the same on all ranks. 0 if the scheme has no such number.
   virtual uint32_t k(size_t /*n*/) const {
     return 0;
   }
-  // True if the plain mean of fp32 values is sent instead. Depends on n alone.
+  // True if a bucket of n values is averaged uncompressed, in fp32. Depends on
+  // n alone.
   virtual bool lossless(size_t /*n*/) const {
     return false;
   }
@@ -98,7 +98,7 @@ class Scheme {
 
 // Arguments of the functions that make a scheme.
 struct SchemeSettings {
-  // The value of each option that scheme_table.h has for the scheme.
+  // The value of each option that scheme_table.h lists for the scheme.
   std::map<std::string, double> options;
   uint64_t seed = 0; // of random choices; the same on all ranks
   size_t piece_bytes = 0; // approximate encoded size of a piece

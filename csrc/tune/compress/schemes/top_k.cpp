@@ -84,8 +84,9 @@ uint32_t TopK::largestChosen() const {
   return kernels::maxAbsBits(values_.data(), values_.size());
 }
 
-// Restores the residual: the choice moved all other gradients into it, so that
-// adding the chosen values recreates the sum to the bit.
+// Puts the chosen values back into the residual. Since the choice, the residual
+// holds gradient + residual of all other values; now it is the whole sum again,
+// to the bit.
 void TopK::unchoose(Job& job) {
   const bool moved = chosen_ && job.residual != nullptr;
   for (size_t i = 0; moved && i < indices_.size(); ++i) {

@@ -1,7 +1,9 @@
 // Scheme that sends exactly the k values of largest magnitude as binary16 with
 // their places, 4 bytes each (kernels/linear/sparse.h). Of three exchanges, it
-// uses the one that sends least: all choices to every rank; sums through owners
-// (split_gather.h); or, for large k, all values as binary16 in two phases.
+// uses the one that sends least: every rank's choices go to every rank; or each
+// rank sums the choices in its own part of the bucket and sends the sums to all
+// ranks (split_gather.h); or, for large k, all values are sent as binary16 in
+// two phases.
 #pragma once
 
 #include <algorithm>
@@ -37,8 +39,8 @@ class TopK : public Scheme {
   void run(Job& job) override;
   void addSent(const Sent& sent, std::span<const Slot> slots, float* dense)
       override;
-  // An upper bound: does not consider the exchange through owners, which sends
-  // less.
+  // An upper bound: leaves out the exchange of split_gather.h, which is used
+  // only if it sends less.
   uint64_t wireBytes(std::span<const Slot> slots, size_t n, int world)
       const override;
 

@@ -67,7 +67,7 @@ struct Hello {
 static_assert(sizeof(Hello) == 48); // no padding
 
 bool sameSecret(const Hello& hello, const std::string& secret) {
-  unsigned different = 0; // constant time for all inputs
+  unsigned different = 0; // no early exit: constant time for all inputs
   for (size_t i = 0; i < secret.size(); ++i) {
     different |= unsigned(hello.secret[i] ^ secret[i]);
   }
@@ -200,8 +200,8 @@ std::shared_ptr<Mesh> Listener::connect(
     std::chrono::milliseconds timeout) {
   if (names.size() != endpoints.size()) {
     throw std::runtime_error(
-        std::to_string(names.size()) + " names for " +
-        std::to_string(endpoints.size()) + " ranks");
+        std::to_string(names.size()) + " names were given for " +
+        std::to_string(endpoints.size()) + " ranks; give one for each rank");
   }
   const Deadline deadline = std::chrono::steady_clock::now() + patience;
   std::vector<TcpSocket> sockets(endpoints.size());

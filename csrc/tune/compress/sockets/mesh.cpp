@@ -73,7 +73,7 @@ void Mesh::awaitAny() {
   if (ready == 0) {
     fail(
         "nothing moved for " + std::to_string(timeout_.count()) +
-        " ms, the process group's timeout: " + stillWaiting(peers));
+        " ms, the process group's timeout; until then: " + stillWaiting(peers));
   }
   for (size_t i = 0; ready > 0 && i < peers.size(); ++i) {
     if (awaited[i].revents != 0) {
@@ -91,7 +91,7 @@ std::string Mesh::stillWaiting(const std::vector<int>& peers) const {
         " rank " + std::to_string(nameOf(peers[i]));
   }
   if (peers.size() > kMost) {
-    text += "; and " + std::to_string(peers.size() - kMost) + " ranks more";
+    text += "; and " + std::to_string(peers.size() - kMost) + " more ranks";
   }
   return text;
 }
@@ -102,7 +102,7 @@ void Mesh::advance(int peer, short events) {
     stream.advance();
     stream.check(events);
   } catch (const StreamError& error) {
-    fail("with rank " + std::to_string(nameOf(peer)) + ": " + error.what());
+    fail("rank " + std::to_string(nameOf(peer)) + ": " + error.what());
   }
 }
 
@@ -144,8 +144,8 @@ namespace {
 class Messages final : public compress::Transfer {
  public:
   explicit Messages(std::shared_ptr<Mesh> mesh) : mesh_(std::move(mesh)) {}
-  // Unfinished messages were abandoned, so that later bytes in their streams
-  // are meaningless.
+  // Unfinished messages leave part of their bytes in the streams, so the mesh
+  // cannot carry further messages.
   ~Messages() override {
     if (left_ != 0) {
       mesh_->abandon();

@@ -1,5 +1,5 @@
-// Mesh: TCP connections between all pairs of ranks of a group, with their
-// messages in flight.
+// Mesh: this rank's TCP connections to all other ranks of a group, and the
+// messages in flight on them.
 //
 // SocketTransport: a compressor's transport over its own connections. Messages
 // move in the thread that waits for them, so no other thread needs waking.

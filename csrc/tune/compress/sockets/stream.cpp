@@ -19,7 +19,7 @@ namespace {
 constexpr size_t kMostBytes = size_t(1) << 20;
 
 constexpr const char* kEnded =
-    "it closed the connection: it ended, or gave up after an error of its own";
+    "it closed the connection, because it ended or gave up after an error";
 
 bool wouldBlock(int error) {
   return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;

@@ -40,8 +40,8 @@ class Stream {
   short awaited() const noexcept;
   // Checks poll()'s result; throws StreamError if the peer stopped reading.
   void check(short events) const;
-  // Progress of the next message, as the begin of a phrase that ends with the
-  // rank: "2 of 9 bytes from".
+  // Progress of the next message, as the beginning of a phrase that ends with
+  // the rank: "2 of 9 bytes from".
   std::string progress() const;
 
   // Drops all messages in flight. The peer can still read what was sent,
@@ -50,8 +50,8 @@ class Stream {
 
  private:
   // Precedes each message: the message's index, which counts from 0 in each
-  // direction, and its length. Both ends know these values; if they differ, the
-  // ranks do not exchange the same messages.
+  // direction, and its length. The receiver knows both values in advance; if
+  // others arrive, the ranks do not exchange the same messages.
   struct Frame {
     uint64_t number = 0;
     uint64_t bytes = 0;

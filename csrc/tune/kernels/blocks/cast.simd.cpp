@@ -133,7 +133,7 @@ void decode(
 template <class Format>
 struct Rounded : Format {
   using Value = uint16_t;
-  using Last = Rounded; // writer of the last values, through a buffer
+  using Last = Rounded; // writes the last values, first into a buffer
   static void finish() {}
 };
 template <bool kStreams>

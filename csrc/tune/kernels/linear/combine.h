@@ -15,10 +15,10 @@ constexpr size_t elementBytes(Element element) {
   return kBytes[size_t(element)];
 }
 
-// out[i] = in[0][i] op in[1][i] op ... The mean multiplies the sum by 1 /
-// count, in fp32 for 16-bit types; for integers it divides towards zero. max
-// and min with a NaN return either operand. `out` may be one of the inputs, but
-// must not partially overlap any.
+// out[i] = in[0][i] op in[1][i] op ... The mean is the sum times 1 / count, in
+// fp32 for 16-bit types; for integers, it is the sum divided by count, rounded
+// towards zero. max and min with a NaN return either operand. `out` may be one
+// of the inputs, but must not partially overlap any.
 void combine(
     Element element,
     Reduction reduction,

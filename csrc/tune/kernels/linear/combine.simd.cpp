@@ -1,6 +1,7 @@
-// Types that are summed in their stored form are reduced in registers, across
-// all arrays together. All other types are reduced in blocks that fit into the
-// L1 cache, with plain loops.
+// fp32, fp64 and integers, which are summed in their stored form, are reduced
+// in registers, across all arrays together. 16-bit types, the mean of integers
+// and the last values of an array are reduced in blocks that fit into the L1
+// cache, with plain loops.
 #include <cstring>
 #include <type_traits>
 

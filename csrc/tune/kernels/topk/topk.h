@@ -1,8 +1,9 @@
-// Exact selection of the k values of largest magnitude: a sampled threshold
-// that is very likely too low, one pass that collects all values above it, and
-// an exact selection among these; if the threshold was too high, further passes
-// follow. Ties go to the lowest index. NaN counts as larger than infinity
-// (order of the bits of |x|). The seed affects the time, never the result.
+// Exact selection of the k values of largest magnitude: a threshold from a
+// sample, which is very likely below the k-th largest magnitude; one pass that
+// collects all values above it; and an exact selection among these. If the
+// threshold was too high, further passes follow. Ties go to the lowest index.
+// NaN counts as larger than infinity (order of the bits of |x|). The seed
+// affects the time, never the result.
 #pragma once
 
 #include <cstddef>

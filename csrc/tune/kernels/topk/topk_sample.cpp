@@ -11,7 +11,7 @@ namespace commprof::kernels {
 namespace {
 
 constexpr size_t kLine = 16; // number of values in a cache line
-constexpr size_t kFewestLines = 64; // with fewer, sampling costs too much
+constexpr size_t kFewestLines = 64; // with fewer, sampling does not pay
 constexpr size_t kBatch = 32; // number of lines that are prefetched together
 constexpr int kBinShift = 17; // 64 bins for each power of two
 constexpr size_t kBins = size_t(1) << (31 - kBinShift);

@@ -22,8 +22,9 @@ namespace {
 
 using compress::ParameterState;
 
-// The last owner may be Python or the reducer, with or without the GIL, even
-// after the interpreter has ended and the thread has been stopped.
+// Python or DDP's reducer may drop the last reference to the hook, with or
+// without the GIL, even after the interpreter has ended and the hook's thread
+// has been stopped.
 std::shared_ptr<CompressingHook> makeHook(
     CompressingHook::Groups groups,
     const std::vector<at::Tensor>& parameters,
@@ -182,7 +183,7 @@ void bindConnections(py::module_& m) {
     return std::chrono::milliseconds(int64_t(seconds * 1e3));
   };
   py::class_<net::Mesh, std::shared_ptr<net::Mesh>>(
-      m, "Mesh", "TCP connections between every two ranks of a group.")
+      m, "Mesh", "This rank's TCP connections to the others of a group.")
       .def_property_readonly(
           "usable",
           &net::Mesh::usable,

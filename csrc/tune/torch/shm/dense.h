@@ -1,4 +1,5 @@
-// Tensors that shared memory supports, and their elements in order.
+// Which tensors the collectives in shared memory support, and tensors as
+// contiguous memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -92,7 +92,7 @@ class Exchange {
   struct Chunk {
     shm::Slice range;
     std::vector<shm::Slice> slices; // slices of the range, by owner
-    at::Tensor part; // this owner's slice; undefined if it has none
+    at::Tensor part; // this rank's slice; undefined if it owns none
     WorkPtr work; // null if this rank sends nothing
   };
 

@@ -23,7 +23,7 @@ namespace {
 struct Head {
   shm::Team::Intent intent;
   int32_t global_rank = 0;
-  uint32_t reason_bytes = 0; // above 0: this rank gave up
+  uint32_t reason_bytes = 0; // above 0: the sender gave up
 };
 static_assert(sizeof(Head) == 56);
 
@@ -156,7 +156,7 @@ void Peers::Messages::check() const {
     const Head head = headOf(frame);
     if (head.intent != first.intent) {
       throw std::runtime_error(
-          "ranks do not do the same: " + nameOf(first) + " does " +
+          "the ranks' calls differ: " + nameOf(first) + " does " +
           first.intent.text() + ", " + nameOf(head) + " does " +
           head.intent.text());
     }

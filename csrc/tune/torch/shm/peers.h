@@ -5,7 +5,8 @@
 // only the types differ, it adds up bytes of different types. So each
 // all-reduce between hosts begins with a message of 56 bytes to every peer. A
 // message may be shorter than its receiver's buffer; so it also carries the
-// data of a small all-reduce, which saves gloo's ring and its second round.
+// data of a small all-reduce, for which gloo's ring all-reduce is then not
+// needed.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>

@@ -54,13 +54,12 @@ void checkRankThatEnds() {
   const auto errors = errorsWithVictim([](auto&, auto&) {});
   // Rank 2 may be notified by rank 0, which gave up because of rank 1.
   for (const int rank : {0, 2}) {
-    CHECK(contains(messageOf(errors[size_t(rank)]), "exchange failed: with "));
+    CHECK(contains(messageOf(errors[size_t(rank)]), "exchange failed: rank "));
     const std::string text = messageOf(errors[size_t(rank)]);
     CHECK(text.find("nothing moved") == std::string::npos);
   }
   const auto pair = errorsWithVictim([](auto&, auto&) {}, 2);
-  CHECK(
-      contains(messageOf(pair[0]), "exchange failed: with rank 11: it closed"));
+  CHECK(contains(messageOf(pair[0]), "exchange failed: rank 11: it closed"));
 }
 
 // Checks that peers still receive earlier messages, and then get an error.
@@ -90,7 +89,7 @@ void checkRankThatAbandons() {
         } catch (const compress::TransportError& error) {
           reason = error.what();
         }
-        CHECK(contains(reason, "with rank 11: it closed the connection"));
+        CHECK(contains(reason, "rank 11: it closed the connection"));
         CHECK(!mesh->usable());
         error_seen.count_down();
       });
@@ -119,7 +118,7 @@ void checkSenderDetectsClosedConnection() {
         } catch (const compress::TransportError& error) {
           reason = error.what();
         }
-        CHECK(contains(reason, "with rank 11: it closed the connection"));
+        CHECK(contains(reason, "rank 11: it closed the connection"));
         error_seen.count_down();
       });
   CHECK_EQ(messageOf(errors[0]), "");
