@@ -35,7 +35,8 @@ def main():
     torch.manual_seed(0)
     ddp = DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1)))
     optimizer = torch.optim.Adam(ddp.parameters(), lr=1e-3)
-    first = load(options.checkpoint, ddp, optimizer)
+    # The first attempt trains from step 0 and replaces the checkpoint of an earlier run.
+    first = load(options.checkpoint, ddp, optimizer) if attempt > 0 else 0
 
     for step in range(first, options.steps):
         if attempt == 0 and step == options.kill_at and rank == dist.get_world_size() - 1:
@@ -49,7 +50,7 @@ def main():
         optimizer.step()
         if (step + 1) % CHECKPOINT_EVERY == 0:
             save(options.checkpoint, ddp, optimizer, step + 1)
-    if rank == 0:
+    if rank == 0 and first < options.steps:
         print(f"attempt {attempt} trained steps {first} to {options.steps - 1}")
         print(f"last loss {loss.item().hex()}", flush=True)
     dist.barrier()

@@ -67,9 +67,7 @@ def signatures(text: str, module: ModuleType) -> str:
         documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
         if documented and ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Expr(ast.Constant(...))]
-        if isinstance(node, ast.FunctionDef) and ", /)" in (
-            getattr(module, node.name, None).__doc__ or ""
-        ):
+        if isinstance(node, ast.FunctionDef) and ", /)" in _docstring(module, node.name):
             node.args.posonlyargs, node.args.args = node.args.args, []
     return ast.unparse(tree)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from glob import glob
@@ -45,7 +46,9 @@ def loss_without_a_fault(tmp_path: Path) -> str:
 def test_the_checkpoint_example_resumes_after_a_killed_rank_under_commprof_run(
     tmp_path: Path,
 ) -> None:
-    run = tmp_path / "run"
+    run, undisturbed = tmp_path / "run", loss_without_a_fault(tmp_path)
+    # A new run does not continue from the checkpoint of an earlier one, which has ended.
+    shutil.copy(tmp_path / "unbroken.pt", tmp_path / "killed.pt")
     done = call(
         *(
             "-m",
@@ -66,7 +69,7 @@ def test_the_checkpoint_example_resumes_after_a_killed_rank_under_commprof_run(
     assert "restart 1 of 2" in done.stderr
     assert "attempt 1 trained steps 20 to 39" in done.stdout
 
-    assert last_loss(done.stdout) == loss_without_a_fault(tmp_path)
+    assert last_loss(done.stdout) == undisturbed
 
     first, second = json.loads((run / "result.json").read_text())["attempts"]
     assert (first["number"], first["ranks"], first["steps"]) == (0, 2, 25)
