@@ -8,8 +8,8 @@
     PYTHONPATH=. python benchmarks/compression.py training
 
 `exchange` makes two hosts out of network namespaces, which needs root; their links use Reno (see
-rank_launch.py). One thread per rank. With --json FILE each part writes its figures to FILE, and
-keeps the figures of the other parts. The exit code is 1 if a demand on a part (see
+rank_launch.py). Each rank computes with one thread. With --json FILE each part writes its figures
+to FILE, and keeps the figures of the other parts. The exit code is 1 if a demand on a part (see
 compression_demands.py) is not met.
 """
 
@@ -115,7 +115,10 @@ def _exchange_table(times: dict[str, Any], size_mb: float) -> str:
 
 
 def _sum(args: argparse.Namespace) -> dict[str, Any]:
-    """Prints gloo's time to add fp16: an fp16 all-reduce minus a uint8 one of equal bytes."""
+    """Prints gloo's time to add fp16 values, beside ours.
+
+    gloo's time is that of an fp16 all-reduce minus that of a uint8 all-reduce of as many bytes.
+    """
     result = _two_ranks(
         "loopback", "sum", size_mb=_numbers(args.sizes or "50")[0], rounds=args.rounds
     )
@@ -149,7 +152,7 @@ def _powersgd(args: argparse.Namespace) -> dict[str, Any]:
                     high,
                 )
             )
-    print("Time that PowerSGD adds to a DDP step of one rank")
+    print("Time that PowerSGD adds to a DDP step, in a job of one process")
     headers = ("MB", "rank", "ours ms", "torch ms", "torch : ours", "25 %", "75 %")
     print(tabulate(rows, headers=headers, floatfmt=".2f"))
     return results
@@ -173,7 +176,7 @@ def _training(args: argparse.Namespace) -> dict[str, Any]:
         difference = end - ends["plain"]
         rows.append((name, *end, difference.mean(), np.abs(difference).max()))
     print(f"Transformer workload, 2 ranks, {args.steps} steps: mean loss of the last 20, by seed")
-    print(f"standard deviation of plain over seeds: {ends['plain'].std(ddof=1):.4f}")
+    print(f"standard deviation of plain DDP's loss over the seeds: {ends['plain'].std(ddof=1):.4f}")
     headers = ("hook", "seed 0", "seed 1", "seed 2", "mean difference", "largest")
     print(tabulate(rows, headers=headers, floatfmt=".4f"))
     return {name: end.tolist() for name, end in ends.items()}

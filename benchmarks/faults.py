@@ -123,7 +123,7 @@ def matrix(
 
 
 def _tried(row: Row, forks: Forks, tries: int, first_seed: int) -> dict[str, Any]:
-    """Tries a row, and returns its figures for the file."""
+    """Tries a row's fault; returns the figures that the file keeps of the row."""
     found = list(row.try_all(forks, tries, first_seed))
     _complain(row, found)
     counted: dict[str, Any] = {

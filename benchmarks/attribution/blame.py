@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="JSON lines; runs in it are not repeated")
     parser.add_argument("--minutes", type=float, default=12, help="start no batch after that")
     parser.add_argument("--clean", type=int, default=0, help="symmetric runs, and nothing else")
-    parser.add_argument("--load", type=int, default=2, help="busy loops beside the clean runs")
+    parser.add_argument("--load", type=int, default=2, help="busy loops beside the runs of --clean")
     args = parser.parse_args()
     if args.clean:
         return _clean(args.clean, args.load)

@@ -59,9 +59,9 @@ def demands(rows: list[dict[str, Any]]) -> list[Demand]:
     all_equal = sum(not row["step_changed"] and not row["changed"] for row in rows)
     return [
         of_all("clean runs on a busy machine in which no rank is named", nobody, len(rows), 40, 38),
-        of_all("pairs of equal runs whose step compares as equal", steps, len(rows), 40, 38),
+        of_all("pairs of equal runs whose steps compare as equal", steps, len(rows), 40, 38),
         of_all(
-            "pairs of equal runs whose parts and collectives all compare as equal too",
+            "pairs of equal runs whose steps, parts of steps and collectives all compare as equal",
             all_equal,
             len(rows),
             40,

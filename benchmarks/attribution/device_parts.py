@@ -43,9 +43,9 @@ from commprof.trace.device_activity import union
 from commprof.trace.stretches import Stretches, outside, stretches
 
 HELPER = Path(__file__).parent / "other_device_parts.py"
-#: Largest allowed difference, in percent of the time.
+#: Largest allowed difference, in percent of the time from a GPU's first kernel or copy to its last.
 MOST_PERCENT = 0.1
-#: Categories of a GPU's events, and endings of the categories of launches.
+#: Categories of a GPU's events in a trace, and endings by which a launch's category is recognised.
 _CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("_runtime", "_driver")
 #: Patterns by which the tools recognise kernels of communication.
@@ -139,7 +139,7 @@ def ours(path: Path) -> Parts:
 
 
 def by_their_rules(path: Path) -> dict[str, Parts]:
-    """Returns the figures of the other tools in ms by their rules, computed from the events."""
+    """Returns, by tool, the parts in ms that the tool's rules give for the events of a trace."""
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     whole = [e for e in events if e.get("ph") == "X"]
     launched = {_correlation(e) for e in whole if str(e.get("cat")).endswith(_LAUNCHES)}
@@ -211,7 +211,7 @@ def _theirs(row: Mapping[str, Any]) -> dict[str, Parts]:
 
 
 def _worst(ours: Parts, theirs: Parts, span_ms: float) -> float:
-    """Returns the largest difference of a part, in % of the time; NaN if ``ours`` lacks a part."""
+    """Returns the largest difference of a part, in % of the span; NaN if ``ours`` lacks a part."""
     if not theirs.keys() <= ours.keys():
         return math.nan
     return max(100 * abs(ours[name] - ms) / span_ms for name, ms in theirs.items())
@@ -276,9 +276,9 @@ def beside(path: Path) -> str:
         "exposed communication, exposed copies, idle. HTA: compute, all else that ran, idle. "
         "differ: largest difference of a part in percent of the time; if it is above 0.1 %, also "
         "the largest difference if commprof applies the tool's rules. By these, TraceLens counts "
-        "fills of memory as compute and communication under a copy as exposed, and does not know "
-        "all kernels of vLLM; HTA leaves out kernels whose launch was not recorded, and counts "
-        "only NCCL's kernels as communication."
+        "fills of memory as compute, counts communication as exposed while a copy runs, and does "
+        "not know all kernels of vLLM; HTA leaves out kernels whose launch was not recorded, and "
+        "counts only NCCL's kernels as communication."
     )
     return f"{legend}\n\n{table(read_json(path)['rows'])}"
 

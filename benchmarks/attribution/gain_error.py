@@ -82,9 +82,14 @@ def demands(rows: _Rows) -> list[Demand]:
     shown = ""
     if len(noise):
         shown = f" (jobs without a delay: mean {noise.mean():.2%}, worst {noise.max():.2%})"
-    what = "gain's error in percent of the step"
+    what = "error of the predicted gain, in percent of the step"
     return [
-        of_all("jobs with a delay whose gain was compared", len(errors), len(errors), DELAYS),
+        of_all(
+            "jobs with a delay whose predicted gain was compared with the true gain",
+            len(errors),
+            len(errors),
+            DELAYS,
+        ),
         at_most(f"{what}: mean", 100 * errors.mean(), 100 * MEAN, " %"),
         at_most(f"{what}: worst{shown}", 100 * errors.max(), 100 * WORST, " %"),
     ]

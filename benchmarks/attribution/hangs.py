@@ -4,9 +4,9 @@
 
 Each try trains the `timed` workload, which sleeps, on 2 to 8 ranks under the watchdog with a
 threshold of 2 s, stops one rank (SIGSTOP) at a moment drawn from the seed, waits until the watchdog
-has written its stacks, and resumes the rank. An undisturbed run of as many ranks gives the expected
-result of the job. Every third try is in always-on mode. Tries in the results file are not repeated.
-The exit code is 1 if a demand is not met, or tries are missing.
+has written the rank's stacks, and resumes the rank. An undisturbed run of as many ranks gives the
+expected result of the job. Every third try is in always-on mode. Tries in the results file are not
+repeated. The exit code is 1 if a demand is not met, or tries are missing.
 """
 
 from __future__ import annotations

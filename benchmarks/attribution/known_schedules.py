@@ -42,7 +42,8 @@ MEDIAN, WORST = 1.0, 3.0
 STEPS, WARMUP = 12, 3
 BURST_KIB = 128
 DATA_MS, FORWARD_MS = 10.0, 2.0
-#: Range of rates in Mbit/s by number of hosts, because all hosts share this machine's processor.
+#: Range of link rates in Mbit/s by number of hosts; lower for more hosts, because all hosts share
+#: this machine's processor.
 RATES = {2: (150, 500), 3: (120, 350), 4: (100, 250)}
 #: Allowed range of the time that an all-reduce of all of a step's bytes takes on the link.
 TRANSFER_MS = (100, 450)
@@ -50,7 +51,7 @@ TRANSFER_MS = (100, 450)
 
 @dataclass(frozen=True)
 class Schedule:
-    """Length of each layer and size of its gradient, in the order of backward."""
+    """Time of each layer in backward and size of its gradient, in the order of backward."""
 
     seed: int
     hosts: int
@@ -82,7 +83,10 @@ class Schedule:
 
 
 def draw(seed: int) -> Schedule:
-    """Draws 2 to 6 layers of 0.5 to 6 MB; backward takes about 0.2 to 1.2 times the exchange."""
+    """Draws 2 to 6 layers of 0.5 to 6 MB.
+
+    Backward takes about 0.2 to 1.2 times as long as the exchange of all gradients.
+    """
     random_ = random.Random(seed)
     hosts = random_.choice((2, 2, 3, 4))
     rate = random_.randrange(*RATES[hosts], 10)

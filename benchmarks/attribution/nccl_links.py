@@ -49,7 +49,7 @@ def demands(rows: list[dict[str, Any]]) -> list[Demand]:
         return []
     named = sum(row["named"] == [row["slow"]] for row in rows)
     worst = max(row["largest_error_percent"] for row in rows)
-    what = "largest error of network, peer, GPU, wait or transfer of 64 ranks"
+    what = "largest relative error of a network, peer, GPU, wait or transfer time; 64 ranks"
     return [
         at_most(what, worst, MOST_PERCENT, " %", form=".4f"),
         of_all("slow link named by its two ends, and no other", named, len(rows), RUNS),

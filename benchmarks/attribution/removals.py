@@ -1,4 +1,4 @@
-"""Removes random parts of recordings, and counts statements that rest on a removed part.
+"""Removes random parts of recordings; counts commprof's statements that rest on a removed part.
 
     PYTHONPATH=. python benchmarks/attribution/removals.py --recordings 10000
 
@@ -32,7 +32,12 @@ def demands(supported: int, tried: int, wanted: int) -> list[Demand]:
         wanted: number of recordings that were asked for.
     """
     return [
-        of_all("recordings of which no statement rests on a removed part", supported, tried, wanted)
+        of_all(
+            "recordings about which no statement of commprof rests on a removed part",
+            supported,
+            tried,
+            wanted,
+        )
     ]
 
 

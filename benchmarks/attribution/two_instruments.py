@@ -93,7 +93,11 @@ def main() -> int:
 
 
 def demands(rows: list[Row]) -> list[Demand]:
-    """Checks the demands on each row, by the measurement in which ranks lacked cores least."""
+    """Checks the demands on each combination of workload, ranks, backend and torch.
+
+    Of several measurements, that in which ranks lacked a core for the smallest part of the step
+    counts.
+    """
     of_row: dict[tuple[str, ...], Row] = {}
     for row in rows:
         key = row["workload"], str(row["ranks"]), row["backend"], _minor(row["torch"])
@@ -164,8 +168,8 @@ def _read(recorded: Path) -> WorldDetail:
 def _calls_apart(name: str, ours: Sequence[Path], theirs: Path) -> tuple[int, int]:
     """Returns the number of calls that one recording lacks, and the number of calls that differ.
 
-    A call of torch.profiler's recording differs if its group or its size is known, and commprof's
-    recording has no such call on that rank.
+    A call in torch.profiler's recording differs if its group or its size is known, and commprof's
+    recording has no call of this operation with the same group, or the same size, on that rank.
     """
     recording = read_recording(theirs)
     assert recording is not None

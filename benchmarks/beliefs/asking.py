@@ -1,4 +1,6 @@
-"""Asks one version of torch about beliefs: ``PYTHON -m benchmarks.beliefs.asking [NAME ...]``.
+"""Tests beliefs, which are statements about torch, on one version of torch.
+
+    PYTHON -m benchmarks.beliefs.asking [NAME ...]
 
 Needs only torch and the standard library, so that any interpreter that has torch can run it. Prints
 one JSON object: {"torch": version, "answers": {belief: what was seen}}. Every belief is tested in
@@ -151,7 +153,8 @@ def _named(error: BaseException) -> str:
 def _answer(question: Belief, rank: int, store: str, results: Path) -> None:
     """Answers one belief as one rank; runs in a forked process."""
     os.environ.update(question.environment)
-    # One thread, because gloo's threads, which end the profiler's ranges, also need a core.
+    # One thread to compute: gloo's threads also need a core, because they end the ranges that
+    # torch.profiler records.
     torch.set_num_threads(1)
     dist.set_debug_level_from_env()
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(question.ranks), LOCAL_RANK=str(rank))

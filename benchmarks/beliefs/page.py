@@ -24,14 +24,15 @@ _FINDING = "`findings/{}.sh`"
 _LED_TO = {
     "ddp_multiplies_kept_views": _BITS,
     "ddp_views_change_bits": _BITS + "; " + _FINDING.format("ddp_bucket_views_change_bits"),
-    "ddp_caps_change_bits": "from 3 ranks on, trials undo steps with other buckets "
-    "(`Candidate.exact`)",
-    "gloo_sums_by_position": "from 3 ranks on, trials undo steps with other buckets "
-    "(`Candidate.exact`)",
+    "ddp_caps_change_bits": "from 3 ranks on, a trial undoes its steps with other buckets "
+    "than the script's (`Candidate.exact`)",
+    "gloo_sums_by_position": "from 3 ranks on, a trial undoes its steps with other buckets "
+    "than the script's (`Candidate.exact`)",
     "ddp_buffers_in_no_sync": _THEORY,
     "ddp_broadcast_buffers_warns": _THEORY,
-    "ddp_no_sync_after_forward": "a trial's first step after such a forward exchanges twice, with "
-    "the same gradients; " + _FINDING.format("ddp_forward_without_backward_undoes_no_sync"),
+    "ddp_no_sync_after_forward": "a trial's first step after a forward without its backward "
+    "exchanges twice, with the same gradients; "
+    + _FINDING.format("ddp_forward_without_backward_undoes_no_sync"),
     "ddp_two_backwards": _FINDING.format("ddp_second_backward_is_local"),
     "ddp_second_backward": _FINDING.format("ddp_second_backward_is_local"),
     "ddp_unused": _FINDING.format("ddp_unused_parameter_leaves_gradients_local"),
@@ -42,15 +43,15 @@ _LED_TO = {
     "ddp_around_compiled_small_cap": "the help of `--bucket-cap-mb` says so; "
     + _FINDING.format("compile_refuses_small_ddp_buckets"),
     "default_backend": "the Python capture names the backend in use; a test checks it",
-    "recorder_reduce_scatter": "in dumps of gloo, the stack tells its name; a test checks it; "
-    + _FINDING.format("flight_recorder_gloo_misses_messages"),
+    "recorder_reduce_scatter": "for gloo, commprof takes a reduce-scatter's name from its stack; "
+    "a test checks it; " + _FINDING.format("flight_recorder_gloo_misses_messages"),
     "recorder_messages": _FINDING.format("flight_recorder_gloo_misses_messages"),
     "recorder_monitored_barrier": _FINDING.format("flight_recorder_gloo_misses_messages"),
     "recorder_json_keys": "[recordings](recordings.md#dumps-of-a-job-with-gloo) says so",
-    "reduce_scatter_completes_unwaited": "for capture, such a collective ends with its `wait()`; "
-    + _FINDING.format("gloo_reduce_scatter_ends_in_wait"),
-    "reduce_scatter_has_future": "for capture, such a collective ends with its `wait()`; "
-    + _FINDING.format("gloo_reduce_scatter_ends_in_wait"),
+    "reduce_scatter_completes_unwaited": "commprof takes the end of `wait()` as the end of a "
+    "reduce-scatter over gloo; " + _FINDING.format("gloo_reduce_scatter_ends_in_wait"),
+    "reduce_scatter_has_future": "commprof takes the end of `wait()` as the end of a "
+    "reduce-scatter over gloo; " + _FINDING.format("gloo_reduce_scatter_ends_in_wait"),
     "functional_is_dropped": _FINDING.format("functional_result_unused_is_kept"),
     "random_tensor": _FINDING.format("dtensor_randn_asserts_on_cpu"),
     "fsdp_forward_before_step": _FINDING.format("fsdp2_forward_before_step_is_stale"),

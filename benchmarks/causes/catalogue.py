@@ -120,13 +120,13 @@ JOBS = {
 }
 #: Options of `commprof run` that a job needs to show its cause.
 OPTIONS = {"weights_differ": ["--check-sync", "5"]}
-#: Demands: share of jobs whose cause is named, share of twins without a cause, and error of the
-#: gains in percent.
+#: Demands: share of jobs' runs in which the report names the cause, share of runs of healthy twins
+#: (jobs with the fix applied) without a named cause, and mean error of the gains in percent.
 NAMED, SILENT, ERROR = 0.925, 0.975, 2.0
 _ROUNDS = 2
 _LIMIT_S = 180
 _RANKS = 2
-#: Steps of a turn, and turns of each script. The first turn is a warm-up.
+#: Steps of a turn, and turns of each script: job and twin take turns. The first turn is a warm-up.
 _TURN_STEPS, _TURNS = 10, 7
 #: Steps of a recorded run: a warm-up step, and then as many steps as in all turns. So work that a
 #: job does every tenth step takes the same share of the recorded steps as of the turns.
@@ -154,7 +154,7 @@ def main() -> int:
 
 
 def measured(job: str, rounds: int, keep: Path | None = None) -> dict[str, Any]:
-    """Runs a job and its twin in turns; returns the named causes, and the steps of each run."""
+    """Runs a job and its twin (the fixed job) in turns; returns causes and steps of each run."""
     runs: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
     turns: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -182,7 +182,7 @@ def _takes_turns(job: str) -> bool:
 
 
 def _in_turns(job: str, directory: Path) -> list[tuple[float, float]]:
-    """Runs a job and its twin at the same time, in turns.
+    """Runs a job and its twin (the fixed job) at the same time, in turns.
 
     Returns:
         Mean step of the job and of its twin in ms, for each pair of turns.
@@ -335,7 +335,7 @@ def demands(rows: list[dict[str, Any]]) -> list[Demand]:
     errors = [max(0.0, error(row) - np.nan_to_num(noise(row))) for row in said]
     return [
         at_least(
-            f"runs whose first screen names the cause ({sum(first)} of {len(first)})",
+            f"runs whose report names the cause on its first screen ({sum(first)} of {len(first)})",
             _mean(first),
             NAMED,
         ),

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 SEGMENT_BYTES = 1 << 20
 #: gloo's threads per process group, as torch sets them.
 WORKERS = 2
-#: Most segments of one all-reduce in flight.
+#: Largest number of segments of one all-reduce that are in flight.
 _WINDOW = 2
 
 

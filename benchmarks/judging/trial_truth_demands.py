@@ -21,16 +21,16 @@ NO = ("none", "not-the-bottleneck")
 
 
 def summary(rows: Rows) -> Iterator[str]:
-    """Yields lines on fixed runs, on intervals of trials, and on the time of each part."""
+    """Yields lines on runs without a trial, on trials' intervals, and on the time of each part."""
     steps, link = _true_steps(rows), _good(rows, "link")
     for label, values in sorted(steps.items(), key=lambda item: statistics.median(item[1])):
         yield (
-            f"{label:20} {statistics.median(values):8.2f} ms in {len(values)} fixed runs, "
-            f"which differ by up to {max(values) / min(values) - 1:.1%}"
+            f"{label:20} {statistics.median(values):8.2f} ms in {len(values)} runs without "
+            f"a trial, which differ by up to {max(values) / min(values) - 1:.1%}"
         )
     if steps and link:
         best, among = _fastest(steps), _recommended(steps, link)
-        yield f"on the link: {best} is the fastest in fixed runs; of {len(link)} trials"
+        yield f"on the link: {best} is the fastest in runs without a trial; of {len(link)} trials"
         yield f"  {among} recommended it, or a candidate that they could not distinguish from it"
         yield from _coverage_by_label(steps, link)
     for part in ("truth", "link", "loopback"):
@@ -50,16 +50,16 @@ def is_disturbed(row: Row) -> bool:
 
 
 def demands(rows: Rows) -> list[Demand]:
-    """Checks the demands on the trials of both kinds, and on their intervals."""
+    """Checks the demands on trials on the link and on loopback, and on their intervals."""
     steps, link, loopback = _true_steps(rows), _good(rows, "link"), _good(rows, "loopback")
     found = []
     if steps and link:
         best = _fastest(steps)
         named = sum((one.get("fastest", one["choice"]) or BASELINE) == best for one in link)
-        what = f"trials on the link that name {best}, the fastest in fixed runs"
+        what = f"trials on the link that name {best}, the fastest in runs without a trial"
         found.append(of_all(what, named, len(link), TRIALS))
         held = sum(_held(steps, link).values())
-        what = "95 % intervals on the link that contain the ratio of long fixed runs"
+        what = "95 % intervals on the link that contain the ratio of long runs without a trial"
         found.append(_at_its_rate(what, held, len(_held(steps, link)) * len(link)))
     if loopback:
         said_no = sum(one["answer"] in NO for one in loopback)

@@ -1,4 +1,4 @@
-"""Autograd's anomaly detection is left on; the twin trains without it."""
+"""Autograd's anomaly detection is left on; the fixed job trains without it."""
 
 import common
 import torch

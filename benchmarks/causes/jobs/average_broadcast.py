@@ -1,4 +1,7 @@
-"""A moving average of the weights is broadcast in every step; in the twin each rank computes it."""
+"""A moving average of the weights is broadcast in every step.
+
+In the fixed job each rank computes it.
+"""
 
 import copy
 

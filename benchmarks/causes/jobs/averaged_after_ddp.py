@@ -1,4 +1,7 @@
-"""Gradients that DDP has averaged are averaged again after backward; the twin leaves it to DDP."""
+"""Gradients that DDP has averaged are averaged again after backward.
+
+The fixed job leaves it to DDP.
+"""
 
 import common
 import torch

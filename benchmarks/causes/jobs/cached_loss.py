@@ -1,6 +1,6 @@
 """A cached loss runs a DDP backward pass of each mini batch in a hook, and each pass exchanges.
 
-In the twin only the last of these passes exchanges gradients.
+In the fixed job only the last of these passes exchanges gradients.
 """
 
 import contextlib

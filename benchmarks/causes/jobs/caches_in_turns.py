@@ -1,4 +1,7 @@
-"""Ranks clear a cache every tenth step, in different steps; the twin's ranks in the same step."""
+"""Ranks clear a cache every tenth step, in different steps.
+
+The ranks of the fixed job do so in the same step.
+"""
 
 import time
 

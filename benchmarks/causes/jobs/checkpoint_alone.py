@@ -1,4 +1,4 @@
-"""Rank 0 writes a large checkpoint every tenth step; the twin writes it in the background."""
+"""Rank 0 writes a large checkpoint every tenth step; the fixed job writes it in the background."""
 
 import threading
 import time

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-#: True for the healthy twin of a job.
+#: True for the healthy twin of a job: the same job without the mistake.
 FIXED = os.environ.get("FIXED") == "1"
 STEPS = int(os.environ.get("STEPS", "40"))
 #: Folder with two pipes per rank, through which a benchmark lets two jobs take turns; empty if this

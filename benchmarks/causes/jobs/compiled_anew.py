@@ -1,4 +1,4 @@
-"""The model is compiled for each new length of its sequences; the twin pads the sequences."""
+"""The model is compiled for each new length of its sequences; the fixed job pads the sequences."""
 
 import common
 import torch

@@ -1,4 +1,4 @@
-"""Each block of a model is a DDP model of its own; the twin wraps the whole model."""
+"""Each block of a model is a DDP model of its own; the fixed job wraps the whole model."""
 
 import common
 import torch

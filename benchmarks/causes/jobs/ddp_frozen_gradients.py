@@ -1,4 +1,7 @@
-"""DDP exchanges the bucket of a large layer without gradients; the twin freezes the layer first."""
+"""DDP exchanges the bucket of a large layer without gradients.
+
+The fixed job freezes the layer first.
+"""
 
 import common
 import torch

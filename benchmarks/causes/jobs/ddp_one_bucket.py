@@ -1,4 +1,4 @@
-"""A cap of 1,000 MiB makes one bucket of all gradients; the twin has DDP's default cap."""
+"""A cap of 1,000 MiB makes one bucket of all gradients; the fixed job has DDP's default cap."""
 
 import common
 import torch

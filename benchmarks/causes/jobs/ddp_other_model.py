@@ -1,4 +1,7 @@
-"""The generator's pass exchanges the discriminator's gradients; the twin freezes these weights."""
+"""The generator's pass exchanges the discriminator's gradients.
+
+The fixed job freezes these weights.
+"""
 
 import common
 import torch

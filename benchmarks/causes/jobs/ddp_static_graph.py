@@ -1,4 +1,4 @@
-"""In every pass DDP searches for a head that gets no gradient; the twin's graph is static."""
+"""In every pass DDP searches for a head that gets no gradient; the fixed job's graph is static."""
 
 import common
 import torch

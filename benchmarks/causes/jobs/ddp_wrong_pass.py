@@ -1,4 +1,4 @@
-"""Only the first of four micro batches is synchronised; the twin synchronises the last."""
+"""Only the first of four micro batches is synchronised; the fixed job synchronises the last."""
 
 import contextlib
 

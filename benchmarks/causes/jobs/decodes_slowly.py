@@ -1,4 +1,7 @@
-"""Rank 1 decodes samples that are four times as long as rank 0's; the twin's are equally long."""
+"""Rank 1 decodes samples that are four times as long as rank 0's.
+
+In the fixed job all samples are equally long.
+"""
 
 import common
 import torch

@@ -1,4 +1,7 @@
-"""An embedding in front of layers that compute has dense gradients; in the twin they are sparse."""
+"""An embedding has dense gradients, and the layers after it compute.
+
+In the fixed job its gradients are sparse.
+"""
 
 import common
 import torch

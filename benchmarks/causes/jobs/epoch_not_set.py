@@ -1,4 +1,4 @@
-"""A DistributedSampler shuffles, but its epoch is never set; the twin sets it."""
+"""A DistributedSampler shuffles, but its epoch is never set; the fixed job sets it."""
 
 import common
 import torch

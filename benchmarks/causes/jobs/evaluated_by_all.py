@@ -1,4 +1,4 @@
-"""After each epoch every rank evaluates all samples; the twin divides them over the ranks."""
+"""After each epoch every rank evaluates all samples; the fixed job divides them over the ranks."""
 
 import common
 import torch

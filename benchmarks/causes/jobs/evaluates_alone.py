@@ -1,4 +1,4 @@
-"""Rank 0 evaluates real batches every sixth step; in the twin each rank evaluates its half."""
+"""Rank 0 evaluates real batches every sixth step; in the fixed job each rank evaluates its half."""
 
 import common
 import torch

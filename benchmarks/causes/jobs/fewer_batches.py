@@ -1,6 +1,6 @@
 """Rank 1 has four batches fewer than rank 0, so DDP's join answers for rank 1 in the last steps.
 
-In the twin both ranks have equally many batches.
+In the fixed job both ranks have equally many batches.
 """
 
 import common

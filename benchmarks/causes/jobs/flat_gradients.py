@@ -1,4 +1,4 @@
-"""Gradients are joined and reduced when backward is over; in the twin DDP reduces them."""
+"""Gradients are joined and reduced when backward is over; in the fixed job DDP reduces them."""
 
 import common
 import torch

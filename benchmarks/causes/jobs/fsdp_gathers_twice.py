@@ -1,4 +1,4 @@
-"""A small model is gathered in forward and again in backward; the twin keeps it gathered."""
+"""A small model is gathered in forward and again in backward; the fixed job keeps it gathered."""
 
 import common
 import torch

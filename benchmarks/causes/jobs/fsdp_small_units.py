@@ -1,4 +1,7 @@
-"""fully_shard on every linear layer of a small model; the twin shards blocks of eight layers."""
+"""fully_shard on every linear layer of a small model.
+
+The fixed job shards blocks of eight layers.
+"""
 
 import common
 import torch

@@ -1,4 +1,7 @@
-"""Ranks with many long-lived objects collect garbage in different steps; the twin's in the same."""
+"""Ranks with many long-lived objects collect garbage in different steps.
+
+The ranks of the fixed job collect it in the same step.
+"""
 
 import gc
 

@@ -1,4 +1,7 @@
-"""FSDP2's gradients are gathered in every step for their norm; the twin adds up shards' norms."""
+"""FSDP2's gradients are gathered in every step for their norm.
+
+The fixed job adds up the norms of the shards.
+"""
 
 import common
 import torch

@@ -1,4 +1,7 @@
-"""Each step gathers all ranks' outputs to count right answers; the twin's steps gather nothing."""
+"""Each step gathers all ranks' outputs to count right answers.
+
+The fixed job gathers nothing in its steps.
+"""
 
 import common
 import torch

@@ -1,6 +1,6 @@
 """After every step FSDP2's parameters are gathered for a moving average.
 
-In the twin each rank averages its own shards.
+In the fixed job each rank averages its own shards.
 """
 
 import common

@@ -1,4 +1,7 @@
-"""Losses are reduced over two groups in turns, each with a wait; the twin waits only at the end."""
+"""Losses are reduced over two groups in turns, each with a wait.
+
+The fixed job waits only at the end.
+"""
 
 import common
 import torch

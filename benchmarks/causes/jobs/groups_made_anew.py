@@ -1,4 +1,4 @@
-"""A process group is made for the loss of each step; the twin keeps one."""
+"""A process group is made for the loss of each step; the fixed job keeps one."""
 
 import common
 import torch

@@ -1,4 +1,7 @@
-"""A hook on each parameter reduces its gradient while backward waits; in the twin DDP does it."""
+"""A hook on each parameter reduces its gradient while backward waits.
+
+In the fixed job DDP does it.
+"""
 
 import common
 import torch

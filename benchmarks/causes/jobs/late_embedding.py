@@ -1,4 +1,4 @@
-"""Embeddings at the model's input have dense gradients; the twin's gradients are sparse."""
+"""Embeddings at the model's input have dense gradients; the fixed job's gradients are sparse."""
 
 import common
 import torch

@@ -1,4 +1,4 @@
-"""Rank 1 reads its batches from a slow disk; the twin loads them in a worker."""
+"""Rank 1 reads its batches from a slow disk; the fixed job loads them in a worker."""
 
 import time
 

@@ -1,4 +1,7 @@
-"""The loss that is shown is reduced in every micro batch; the twin reduces the sum of a step."""
+"""The loss that is shown is reduced in every micro batch.
+
+The fixed job reduces the sum of a step.
+"""
 
 import contextlib
 

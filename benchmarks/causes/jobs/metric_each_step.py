@@ -1,6 +1,6 @@
 """A metric gathers each of its states, after a barrier and a gather of sizes.
 
-The twin reduces all states in one call.
+The fixed job reduces all states in one call.
 """
 
 import common
@@ -14,7 +14,7 @@ optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 
 
 def gathered(value: torch.Tensor) -> torch.Tensor:
-    """The values of all ranks, as libraries of metrics gather each state."""
+    """Gathers a value of all ranks in the way in which metric libraries gather each state."""
     dist.barrier()
     size = torch.tensor(value.shape)
     sizes = [torch.zeros_like(size) for _ in range(dist.get_world_size())]

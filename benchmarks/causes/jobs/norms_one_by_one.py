@@ -1,4 +1,4 @@
-"""The norm of each gradient is reduced on its own; the twin stacks the norms in one tensor."""
+"""The norm of each gradient is reduced on its own; the fixed job stacks the norms in one tensor."""
 
 import common
 import torch

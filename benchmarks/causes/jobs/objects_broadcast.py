@@ -1,4 +1,4 @@
-"""Rank 0 sends its schedule as a pickled list in every step; the twin sends a tensor."""
+"""Rank 0 sends its schedule as a pickled list in every step; the fixed job sends a tensor."""
 
 import common
 import torch

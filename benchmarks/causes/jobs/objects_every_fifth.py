@@ -1,6 +1,6 @@
 """Objects are gathered every fifth step, as metrics are in some trainers.
 
-The twin gathers them every hundredth step.
+The fixed job gathers them every hundredth step.
 """
 
 import common

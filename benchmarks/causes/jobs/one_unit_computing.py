@@ -1,4 +1,4 @@
-"""A stack of layers that compute, sharded as one unit; the twin shards each pair of layers."""
+"""A stack of layers that compute, sharded as one unit; the fixed job shards each pair of layers."""
 
 import common
 import torch

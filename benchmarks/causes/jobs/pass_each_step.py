@@ -1,4 +1,4 @@
-"""Each step takes the first batch of a new pass over the data; the twin has one iterator."""
+"""Each step takes the first batch of a new pass over the data; the fixed job has one iterator."""
 
 import time
 

@@ -1,4 +1,7 @@
-"""A dictionary of statistics is gathered as an object in every step; the twin does so in few."""
+"""A dictionary of statistics is gathered as an object in every step.
+
+The fixed job does so in every hundredth step only.
+"""
 
 import common
 import torch

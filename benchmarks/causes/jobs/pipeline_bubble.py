@@ -1,4 +1,4 @@
-"""A pipeline of two stages sends a whole batch at once; the twin sends ten micro batches."""
+"""A pipeline of two stages sends a whole batch at once; the fixed job sends ten micro batches."""
 
 import common
 import torch

@@ -1,6 +1,6 @@
 """A detector's loss, in forward, reduces each level's number of positives in a call of its own.
 
-The twin reduces the numbers of all levels in one call.
+The fixed job reduces the numbers of all levels in one call.
 """
 
 import common

@@ -1,4 +1,4 @@
-"""Rank 0 evaluates every eighth step; in the twin each rank evaluates its own half."""
+"""Rank 0 evaluates every eighth step; in the fixed job each rank evaluates its own half."""
 
 import common
 import torch

@@ -1,4 +1,7 @@
-"""OpenMP or a launcher may bind all ranks to one core, as here; the twin's ranks use all cores."""
+"""OpenMP or a launcher may bind all ranks to one core, as here.
+
+The ranks of the fixed job use all cores.
+"""
 
 import os
 

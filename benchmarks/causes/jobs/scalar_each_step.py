@@ -1,6 +1,6 @@
 """A flag is reduced in every step, though weights are averaged in every tenth step only.
 
-The twin reduces the flag only in the steps that average the weights.
+The fixed job reduces the flag only in the steps that average the weights.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Ten metrics are gathered from all ranks one by one; the twin gathers them as one tensor."""
+"""Ten metrics are gathered from all ranks one by one; the fixed job gathers them as one tensor."""
 
 import common
 import torch

@@ -1,7 +1,7 @@
-"""Every norm takes means over the batches of all ranks; the twin's norms use the rank's own batch.
+"""Every norm layer takes means over the batches of all ranks.
 
-The twin uses the same class of norm, so that only the exchange differs: a fused BatchNorm would
-also spare compute.
+In the fixed job they are means over the rank's own batch. It uses the same class of norm layer, so
+that only the exchange differs: a fused BatchNorm would also spare compute.
 """
 
 import common
@@ -14,7 +14,7 @@ common.begin()
 
 
 def exchanged(x: torch.Tensor) -> torch.Tensor:
-    """Returns the mean over the ranks; in the twin, a copy of the rank's own values."""
+    """Returns the mean over the ranks; in the fixed job, a copy of the rank's own values."""
     x = x.clone()
     if common.FIXED:
         return x / 1

@@ -1,4 +1,7 @@
-"""Gradients are averaged in a loop over the parameters; the twin leaves the averaging to DDP."""
+"""Gradients are averaged in a loop over the parameters.
+
+The fixed job leaves the averaging to DDP.
+"""
 
 import common
 import torch

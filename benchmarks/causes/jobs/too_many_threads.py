@@ -1,4 +1,7 @@
-"""Each rank computes with eight threads on few cores; the twin's ranks have one thread each."""
+"""Each rank computes with eight threads on few cores.
+
+The ranks of the fixed job have one thread each.
+"""
 
 import common
 import torch

@@ -1,6 +1,6 @@
 """Each rank draws the size of its batches, and all wait for the largest.
 
-The twin divides the same samples evenly.
+The fixed job divides the same samples evenly.
 """
 
 import random

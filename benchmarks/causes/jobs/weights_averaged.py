@@ -1,4 +1,7 @@
-"""Weights are averaged after every update, tensor by tensor; the twin averages one flat tensor."""
+"""Weights are averaged after every update, tensor by tensor.
+
+The fixed job averages one flat tensor.
+"""
 
 import common
 import torch

@@ -1,4 +1,4 @@
-"""Each rank draws new weights after DDP was made; the twin draws them before."""
+"""Each rank draws new weights after DDP was made; the fixed job draws them before."""
 
 import common
 import torch

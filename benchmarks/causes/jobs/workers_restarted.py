@@ -1,6 +1,6 @@
 """Epochs of five batches; the loader starts its workers anew for each epoch.
 
-The twin's workers keep running.
+The fixed job's workers keep running.
 """
 
 import common

@@ -1,4 +1,7 @@
-"""ZeRO's optimizer sends each parameter in its own broadcast; the twin sends a few large ones."""
+"""ZeRO's optimizer sends each parameter in its own broadcast.
+
+The fixed job sends a few large ones.
+"""
 
 import common
 import torch

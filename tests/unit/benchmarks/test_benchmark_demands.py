@@ -317,14 +317,14 @@ def test_trials_are_judged_against_long_fixed_runs() -> None:
     loopback = {**link, "part": "loopback", "answer": "none"}
     rows = [*truth, *[link] * 20, *[loopback] * 20]
     assert missed(trial_truth_demands.demands(rows)) == []
-    assert "on the link: fp16 is the fastest in fixed runs; of 20 trials" in [
+    assert "on the link: fp16 is the fastest in runs without a trial; of 20 trials" in [
         *trial_truth_demands.summary(rows)
     ]
     wide = {**link, "choice": "", "ratios": {**ratios, "fp16": [0.7, 0.65, 0.75]}}
     wrong = [*truth, *[link] * 17, *[wide] * 3, *[loopback] * 19, {**loopback, "answer": "use"}]
     assert missed(trial_truth_demands.demands(wrong)) == [
-        "trials on the link that name fp16, the fastest in fixed runs",
-        "95 % intervals on the link that contain the ratio of long fixed runs",
+        "trials on the link that name fp16, the fastest in runs without a trial",
+        "95 % intervals on the link that contain the ratio of long runs without a trial",
         "trials on loopback that recommend no candidate",
     ]
 
@@ -337,7 +337,7 @@ def test_runs_disturbed_by_the_hypervisor_are_left_out_of_the_summary() -> None:
     assert list(map(trial_truth_demands.is_disturbed, truth)) == [False, False, True]
     lines = [*trial_truth_demands.summary(truth)]
     assert lines[0].startswith("fp16")
-    assert "60.00 ms in 1 fixed runs" in lines[0]
+    assert "60.00 ms in 1 runs without a trial" in lines[0]
     assert "truth: 2 runs, 0 failed, 1 that the hypervisor disturbed, 0.1 minutes" in lines
 
 
