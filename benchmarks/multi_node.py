@@ -22,8 +22,8 @@ from benchmarks.judging.results_file import CONTEXT, read_json, write_json
 
 # The ranks import this file as their main module, so the parent's own imports are in functions.
 
-#: Numbers of hosts with a demand, and largest allowed relative difference between counted and
-#: recorded bytes.
+#: Numbers of hosts that must be measured, and largest allowed relative difference between counted
+#: and recorded bytes.
 HOSTS = (2, 4)
 MOST_APART = 0.02
 WORKLOAD = "timed:layers=4,backward_ms=20,gradient_mb=2,bucket_cap_mb=0.1"

@@ -5,11 +5,11 @@
     PYTHONPATH=. python benchmarks/shared_memory.py hosts
     PYTHONPATH=. python benchmarks/shared_memory.py faults
 
-One thread per rank. If ranks outnumber cores, both sides of a ratio include how ranks share cores.
-`hosts` makes hosts out of network namespaces, which needs root; their links use Reno (see
-rank_launch.py). `faults` builds the core's tests. With --json FILE each part writes its figures to
-FILE, and keeps the figures of the other parts. The exit code is 1 if a demand on a part is not met,
-or a point was not measured.
+Each rank has one thread. If ranks outnumber cores, both sides of a ratio include how ranks share
+cores. `hosts` makes hosts out of network namespaces, which needs root; their links use Reno (see
+rank_launch.py). `faults` builds the tests of the C++ core, and runs the one that kills and stops
+ranks. With --json FILE each part writes its figures to FILE, and keeps the figures of the other
+parts. The exit code is 1 if a demand on a part is not met, or a point was not measured.
 """
 
 from __future__ import annotations

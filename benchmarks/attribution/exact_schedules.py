@@ -49,7 +49,7 @@ def main() -> int:
         "--in-turn", type=int, default=IN_TURN, help="schedules with two ranks late in turn"
     )
     parser.add_argument(
-        "--most-ranks", type=int, default=1024, help="larger schedules get this many ranks"
+        "--most-ranks", type=int, default=1024, help="largest number of ranks of a schedule"
     )
     parser.add_argument("--minutes", type=float, default=60, help="start no schedule after that")
     parser.add_argument(

@@ -65,7 +65,7 @@ def _helpers_ns() -> int:
 
 
 def measured(checkout: Path) -> float:
-    """Runs two ranks with the commprof of a checkout; returns us per collective on rank 0."""
+    """Runs two ranks with a checkout's commprof; returns rank 0's us of CPU time per collective."""
     with socket.socket() as free, tempfile.TemporaryDirectory() as directory:
         free.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}

@@ -1,9 +1,10 @@
-"""Counts how often the report's intervals of commprof's own cost contain 1 if nothing differs.
+"""Counts, for equal steps, how often the report's intervals of commprof's own cost contain 1.
 
-One long series of a plain job's steps is cut into 200 consecutive blocks of 16 steps. The steps of
-each block are compared as the report compares capture on and off, with five random orders per
-block. Nothing differs, so 95 % of the intervals should contain 1. The exit code is 1 if the share
-is not between 93 and 97 %.
+The report divides the time of steps with capture by the time of steps without, and gives a 95 %
+interval of this ratio. Here one long series of a plain job's steps is cut into 200 consecutive
+blocks of 16 steps. In each block, steps are called "on" and "off" in five random orders, and
+compared as in the report. Nothing differs, so 95 % of the intervals should contain 1. The exit code
+is 1 if the share is not between 93 and 97 %.
 
     PYTHONPATH=. python benchmarks/own_cost/calibration.py [--json FILE]
 """

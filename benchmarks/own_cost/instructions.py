@@ -8,9 +8,9 @@ gives no access to hardware counters. Each mode of ``overhead.py`` is a process 
 is the median over steps of the instructions of rank 0's training thread, without the kernel's own
 instructions. Valgrind supports AVX2, but not AVX-512. Under valgrind, clocks are read by system
 calls, whose instructions are the kernel's. Leave a core to each rank: while a thread lacks a core,
-full capture reads its CPU quota once a second, with 64 thousand instructions, and steps that take
-seconds under valgrind would all include them. The demands are overhead.py's limits on CPU time,
-applied to instructions; the exit code is 1 if a demand is not met.
+full capture searches for a CPU quota once a second, which takes 64 thousand instructions. A step
+that takes a second or more under valgrind would always include them. The demands are overhead.py's
+limits on CPU time, applied to instructions; the exit code is 1 if a demand is not met.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Cell = dict[str, list[int]]
 
 
 def main() -> int:
-    """Counts all models, numbers of ranks and modes that the file lacks."""
+    """Counts instructions for each model, number of ranks and mode that the file lacks."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=list(ASKED), help="default: %(default)s")
     parser.add_argument(

@@ -69,7 +69,7 @@ def tile_ns() -> int:
 
 
 def _later(records: npt.NDArray[np.void], length_ns: int) -> npt.NDArray[np.void]:
-    """Returns the records of the next repetition."""
+    """Returns one repetition's records as those of the next one: times and numbers are higher."""
     kind = records["kind"]
     # leaves out the begin of the first step
     later = records[~((kind == Kind.STEP) & (records["aux"] == 0))]
@@ -82,7 +82,7 @@ def _later(records: npt.NDArray[np.void], length_ns: int) -> npt.NDArray[np.void
 
 
 def figures_of(document: str) -> dict[str, Any]:
-    """Returns the figures of a JSON report that are compared."""
+    """Returns figures of a JSON report: number of steps, mean times, and the late rank."""
     found = json.loads(document)["runs"][0]["aggregated_metrics"]
     late = found["late_rank"] or {}
     return {
@@ -142,7 +142,7 @@ def demands(figures: dict[str, Any]) -> list[Demand]:
         ),
         at_most("error of the mean step", 100 * step_error, 0.5, " %"),
         at_most(
-            "waiting and transfer: largest difference from one repetition, percent of the step",
+            "change of waiting or transfer from one repetition to the run, percent of the step",
             100 * differs,
             0.5,
             " %",

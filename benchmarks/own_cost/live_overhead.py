@@ -2,10 +2,11 @@
 
 One job per world size trains all the time. A monitor with an endpoint and JSON lines runs during
 some blocks of the job: each round has one block with the monitor and two blocks without, in
-shuffled order. A figure is the block's median step of the slowest rank, divided by the mean of the
-round's blocks without the monitor; the ratio of the two blocks without the monitor is the A/A
-control, and shows the noise. A monitor is scraped every other second. The first seconds of a block,
-in which a monitor loads, are left out, because a monitor loads only once per job.
+shuffled order. A step takes as long as on the slowest rank, and a block's figure is its median
+step. In each round, the figure with the monitor is divided by the mean of the two figures without;
+the ratio of these two is the A/A control, and shows the noise. A monitor is scraped every other
+second. The first seconds of a block, in which a monitor loads, are left out, because a monitor
+loads only once per job.
 
     PYTHONPATH=. python benchmarks/own_cost/live_overhead.py [--ranks 2,4] [--rounds 12]
         [--json FILE]
@@ -46,7 +47,7 @@ BLOCK_S, LEFT_OUT_S = 10.0, 3.0
 ON, OFF_A, OFF_B = "on", "off_a", "off_b"
 #: Largest ratio of a step with a monitor to a step without a monitor.
 MOST = 1.01
-#: World sizes with a demand.
+#: World sizes that must be measured.
 RANKS = (2, 4)
 OUTPUTS = ("--metrics-address", "127.0.0.1:0", "--metrics-jsonl", "m.jsonl")
 MORE_STEPS_THAN_IT_LASTS = "100000000"
@@ -196,7 +197,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def ratios(rounds: list[dict[str, float]]) -> tuple[Interval, Interval]:
-    """Returns the ratios with / without a monitor and, as control, without / without."""
+    """Returns the ratio of steps with a monitor to steps without, and the A/A control's ratio."""
     on, off_a, off_b = (np.array([each[key] for each in rounds]) for key in (ON, OFF_A, OFF_B))
     return signed_rank_ratio(on, (off_a + off_b) / 2), signed_rank_ratio(off_a, off_b)
 

@@ -5,9 +5,9 @@
 STEPS is 1,000,000 by default, the number of steps of a day at 86 ms per step. Each step has a
 collective of the fake backend; after every hundred steps there is a short pause. After a minute,
 the wall clock is set back by an hour. The traces are on a file system of 4 MB, which is full from
-three quarters of the steps on. A summary is overwritten in place, so no summary needs to be lost.
-Needs root, for that file system, and a C compiler, for the clock. The exit code is 1 if a demand is
-not met.
+three quarters of the steps on. A trace has room for its summary, which is overwritten in place, so
+a full disk need not lose a summary. Needs root, for that file system, and a C compiler, for the
+clock. The exit code is 1 if a demand is not met.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def demands(figures: dict[str, Any]) -> list[Demand]:
             figures["dropped_records"] <= steps / 1000,
         ),
         Demand(
-            "growth of memory after a tenth of the steps",
+            "growth of memory after the first tenth of the steps",
             f"{grown:,} bytes",
             limit,
             grown < MOST_BYTES,

@@ -2,9 +2,10 @@
 
     PYTHONPATH=. python benchmarks/own_cost/long_hour.py [--ranks 64] [--minutes 45] [--json FILE]
 
-The ranks are forked from a process that has imported torch, and mostly sleep: each step of STEP_S
-has one all-reduce over gloo. Once a minute the script measures memory and processor time of ranks
-and monitor, and the files of the run. The exit code is 1 if a demand is not met.
+The ranks are forked from a process that has imported torch, and mostly sleep: each step takes
+STEP_S seconds and has one all-reduce over gloo. Once a minute the script measures memory and
+processor time of ranks and monitor, and the files of the run. The exit code is 1 if a demand is not
+met.
 """
 
 from __future__ import annotations
@@ -171,19 +172,19 @@ def demands(figures: dict[str, Any]) -> list[Demand]:
             figures["minutes"] >= MINUTES and ranks >= RANKS and figures["exit_codes"] == [0],
         ),
         Demand(
-            "growth of a rank's memory after a tenth of the run, mean of all ranks",
+            "growth of a rank's memory after the first tenth of the run, mean of all ranks",
             f"{ranks_growth // ranks:,} bytes",
             limit,
             ranks_growth < ranks * MOST_GROWTH_BYTES,
         ),
         at_most(
-            "growth of the monitor's memory in the second half, while its histograms fill",
+            "growth of the monitor's memory in the run's second half, while its histograms fill",
             100 * monitor_growth,
             5,
             " %",
         ),
         Demand(
-            "growth of all files of the run after a tenth of the run",
+            "growth of all files of the run after the first tenth of the run",
             f"{growth('files_bytes'):,} bytes (of {last['files_bytes']:,})",
             limit,
             growth("files_bytes") < MOST_GROWTH_BYTES,

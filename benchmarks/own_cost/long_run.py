@@ -83,7 +83,7 @@ def demands(figures: dict[str, Any], wanted: int = COLLECTIVES) -> list[Demand]:
     return [
         Demand("collectives in always-on mode", f"{done:,}", f"{wanted:,}", done >= wanted),
         Demand(
-            "growth of memory after a tenth of the run",
+            "growth of memory after the first tenth of the run",
             f"{grown:,} bytes",
             limit,
             grown < MOST_BYTES,

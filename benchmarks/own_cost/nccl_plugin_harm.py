@@ -1,10 +1,10 @@
 """Tests that NCCL's profiler plugin does not harm a job, even if calls or processes go wrong.
 
 Plays calls in random orders, with random handles, from several threads, beside another plugin that
-returns anything; kills processes while they play collectives; and plays many events in one
-process. The first two kinds of tests run under the address and undefined-behaviour sanitizers, and
-under the thread sanitizer. The exit code is 1 if a process crashes or a sanitizer reports anything,
-if the trace of a killed process lacks a collective that had ended, or if memory grows.
+returns any kind of handle; kills processes while they play collectives; and plays many events in
+one process. The first two kinds of tests run under the address and undefined-behaviour sanitizers,
+and under the thread sanitizer. The exit code is 1 if a process crashes or a sanitizer reports
+anything, if the trace of a killed process lacks a collective that had ended, or if memory grows.
 
     PYTHONPATH=. python benchmarks/own_cost/nccl_plugin_harm.py [--json FILE]
 """
@@ -32,9 +32,9 @@ SANITIZERS = {
     "address,undefined": "the address and undefined-behaviour sanitizers",
     "thread": "the thread sanitizer",
 }
-#: Versions of the interface.
+#: Versions of the interface between NCCL and its profiler plugins.
 VERSIONS = (3, 4, 5, 6, 7)
-#: Number of random orders that one process plays.
+#: Number of random orders of calls that one process plays.
 ORDERS_A_PROCESS = 50
 #: Number of events that the player plays per collective, on four channels; events that only end
 #: another event are not counted.
@@ -105,7 +105,7 @@ def environment(out: Path, **more: str) -> dict[str, str]:
 
 
 def survived(tree: Path, orders: int) -> int:
-    """Returns the number of random orders without a crash or a report."""
+    """Returns the number of random orders of calls without a crash or a sanitizer's report."""
     count = 0
     for first in range(1, orders + 1, ORDERS_A_PROCESS):
         wanted = min(ORDERS_A_PROCESS, orders + 1 - first)
@@ -136,7 +136,8 @@ def survived(tree: Path, orders: int) -> int:
 def whole_after_kill(tree: Path, kills: int) -> int:
     """Returns the number of killed processes whose trace has every collective that had ended.
 
-    A kill may cut off the trace within a block; the records are then recovered from the rings.
+    A kill may cut off the trace within a block; its records are then read from the ring files,
+    which outlive the process.
     """
     rng = random.Random(1)
     whole = 0

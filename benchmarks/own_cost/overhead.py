@@ -5,11 +5,12 @@ shuffled order, round after round, and a process is stopped between its turns. T
 turn are not counted, because the caches still hold another process's data. Turns are short, because
 a machine's speed drifts: means of 2 steps and means of 32 steps both scatter by 2 to 3 %. The ratio
 of two plain processes is the A/A control. Processes differ permanently by their memory's placement,
-so each has holes of random size in its memory, and all are restarted again and again: a
-*generation* gives one ratio per mode, the median over its rounds, and an interval follows from
-Wilcoxon's signed ranks over generations, like the report's interval of commprof's own cost. A ratio
-is relative to the mean of the two plain processes in the same round. Modes whose cost is far above
-the others' take part in the first rounds of a generation only.
+so each has holes of random size in its memory, and all are restarted again and again. The rounds
+from one start to the next are a *generation*. It gives one ratio per mode, the median over its
+rounds, and an interval follows from Wilcoxon's signed ranks over generations, like the report's
+interval of commprof's own cost. A ratio is relative to the mean of the two plain processes in the
+same round. Modes whose cost is far above the others' take part in the first rounds of a generation
+only.
 
 CPU time, of the training thread or of the process, is the sum over all ranks; wall time is that of
 the slowest rank. A demand on CPU time of, for example, 1.002 allows an estimate of at most 1.002,
@@ -55,13 +56,14 @@ SIZES: dict[str, Turns] = {
     "medium": (2, 2, 48),
     "large": (2, 1, 40),
 }
-#: Models with a demand, and by mode the largest ratio of a step to a step without commprof.
+#: Models whose steps have a limit, and the limit by mode: the largest ratio of a step to a step
+#: without commprof.
 ASKED = ("small", "medium", "large")
 RECORDED = ("always-on", "full", "full, attached")
 MOST_CPU = dict(zip(RECORDED, (1.002, 1.005, 1.005), strict=True))
 MOST_WALL = dict(zip(RECORDED, (1.005, 1.01, 1.01), strict=True))
 PLAIN, CONTROL, PROFILER = "plain", "A/A control", "torch.profiler"
-#: Mode with DDP's own mean in commprof's hook, in place of a compressor.
+#: Mode in which commprof's hook averages gradients as DDP itself does, without a compressor.
 HOOK = "full, hook"
 MODES = (PLAIN, CONTROL, *RECORDED, HOOK, PROFILER)
 #: Modes that need less precision, and the number of rounds that they take part in.
@@ -74,8 +76,8 @@ CLOCKS = {
     "instructions": "instructions of the training thread",
     "wall": "wall time",
 }
-#: Settings of malloc that place tensors one after another in every process. If the kernel places
-#: each tensor, equal models in one process differ by up to 19 %.
+#: Settings of malloc that place tensors one after another in every process. If Linux places each
+#: tensor (mmap), steps of equal models in one process differ by up to 19 % in time.
 ALIKE = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
 RANK_SCRIPT = Path(__file__).parents[1] / "ranks" / "overhead_rank.py"
 
@@ -112,9 +114,10 @@ def main() -> int:
 
 
 def generations(models: list[str], end_s: float, keep: Keep) -> dict[str, Ratios]:
-    """Measures generations of each model and number of ranks in turn, while there is time.
+    """Measures each model and number of ranks in turn, again and again, while there is time.
 
-    ``keep`` gets all ratios so far after each round through models and numbers of ranks.
+    Each time is a generation: its processes are started for it, and end with it. When all models
+    and numbers of ranks have had one more generation, ``keep`` gets all ratios so far.
     """
     asked = [(size, ranks) for size, ranks in _cells() if size in models]
     cells: dict[str, Cell] = {cell_name(*cell): {} for cell in asked}
@@ -141,7 +144,7 @@ def _cells() -> list[tuple[str, int]]:
 
 
 def add(kept: Cell, one: dict[str, dict[str, list[float]]]) -> None:
-    """Adds a generation to the earlier generations of the same model and number of ranks."""
+    """Adds one generation's values to ``kept``, those of the same model and number of ranks."""
     for mode, clocks in one.items():
         for clock, values in clocks.items():
             kept.setdefault(mode, {}).setdefault(clock, []).append(values)
@@ -227,7 +230,7 @@ def generation(
 
 @contextmanager
 def fork_server(backend: str = "gloo") -> Iterator[Any]:
-    """Yields a function that starts the processes of modes, as forks of one process with torch.
+    """Yields a function that starts each mode's processes, forked from one that imported torch.
 
     Arguments of the function: modes, size of the model, number of ranks, directory of traces.
     """

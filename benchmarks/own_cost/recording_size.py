@@ -2,10 +2,10 @@
 
     PYTHONPATH=. python benchmarks/own_cost/recording_size.py [--gigabytes 2] [--place FOLDER]
 
-Writes recordings as torch.profiler would: one of eight ranks with 100,000 events each, and one of a
-single rank with the given gigabytes. Runs `commprof report` on each in its own process. Demands: at
-most 10 s of processor time for the eight ranks, and at most 1 GB of memory (largest resident set)
-for the large trace.
+Writes two recordings as torch.profiler would: the first has eight ranks with 100,000 events each,
+and the second has a single rank and the given gigabytes. Runs `commprof report` on each in its own
+process. Demands: at most 10 s of processor time for the eight ranks, and at most 1 GB of memory
+(largest resident set) for the large trace.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import commprof
 from benchmarks.judging.demands import at_most, judged
 
-#: Numbers of frames below the call. A training script has about 15, with a framework about 40.
+#: Depths of the recursion in which a call is made: each level adds a frame to the Python stack. A
+#: training script has about 15 frames, with a framework about 40.
 DEPTHS = (5, 20, 60)
 MOST_US = 15.0
 CALLS, REPEATS, TURNS = 200, 10, 4
@@ -55,7 +56,7 @@ def main() -> int:
 
 
 def below(depth: int, measure: Callable[[], float]) -> float:
-    """Calls ``measure`` below this number of frames."""
+    """Calls ``measure`` in a recursion of this depth, with a frame for each level."""
     return below(depth - 1, measure) if depth else measure()
 
 

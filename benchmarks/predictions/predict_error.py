@@ -59,7 +59,7 @@ BACKWARD_MS = (20, 12, 25, 8, 16, 30, 10, 14, 22, 18)
 GRADIENT_MB = (0.4, 0.2, 0.6, 0.1, 0.3, 0.5, 0.15, 0.25, 0.35, 0.2)
 #: Caps for one bucket per layer and for a single bucket; all caps are in MiB.
 FINEST, ONE = 0.01, 100.0
-#: Factor of the gradients' size in runs that show latency.
+#: Factor on the gradients' size in the run whose small buckets show the latency.
 SMALL = 0.01
 CAPS_MIB = (FINEST, 0.5, 1.0, ONE)
 TRANSFORMER_CAPS_MIB = (0.25, 2.0, 5.0, ONE)
@@ -150,9 +150,10 @@ def _read(world: Path) -> list[RecordedJob]:
 
 
 def fitted(directory: Path) -> Replay:
-    """Fits 2 ranks at one bandwidth: each hook with the finest buckets and with a single bucket.
+    """Fits a model to runs at 2 ranks and one bandwidth.
 
-    Small buckets are recorded because large buckets hide the latency.
+    Each hook is run with the finest buckets and with a single bucket. One more run, without a hook,
+    has very small buckets, because large buckets hide the latency.
     """
     base: list[RecordedJob] = []
     for hook, cap in itertools.product(HOOKS, (FINEST, ONE)):
@@ -168,9 +169,9 @@ def transformer(directory: Path, rounds: int) -> Iterator[dict[str, Any]]:
     The predictions are made from recordings of one cap with each hook.
 
     This machine's speed drifts by more than the demanded error from minute to minute. So all
-    settings run in shuffled rounds; each round runs the replayed setting twice. The measured step
-    of a setting is its median ratio to the replayed setting in the same round, times the median
-    step of the replayed run.
+    settings run in shuffled rounds. The setting whose steps the model replays (that cap, no hook)
+    runs twice in each round. The measured step of a setting is its median ratio to this replayed
+    setting in the same round, times the median step of the replayed run.
     """
     asked = list(itertools.product(TRANSFORMER_CAPS_MIB, HOOKS))
     replayed = (1.0, "")
@@ -244,7 +245,7 @@ def is_transformer(row: dict[str, Any]) -> bool:
 
 
 def errors(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
-    """Returns the mean and worst absolute errors of the model and of both bounds."""
+    """Returns mean and worst absolute error of the model, "no overlap" and "perfect overlap"."""
     found = {}
     for what, name in ERRORS.items():
         values = np.abs([row[name] for row in rows])
@@ -279,7 +280,7 @@ def main() -> int:
         "--minutes",
         type=float,
         default=10,
-        help="start no point after that (not for --transformer)",
+        help="start no point after this time (not for --transformer)",
     )
     parser.add_argument(
         "--points", type=int, default=len(points()), help="at most this many points"

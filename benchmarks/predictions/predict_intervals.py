@@ -115,11 +115,11 @@ def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
     held, in_range, in_worst = (
         sum(row[name] for row in rows) for name in ("holds", "range_holds", "worst_error_holds")
     )
-    figure = f"{held} of {len(rows)} (sampling and fit alone {in_range}, widened by the worst "
+    figure = f"{held} of {len(rows)} (with sampling and fit alone: {in_range}; widened by the "
     return [
         Demand(
             "intervals of predicted steps that contain the measured step",
-            f"{figure}held-out error {in_worst})",
+            f"{figure}worst held-out error: {in_worst})",
             f"at least {HOLD} of 100",
             held >= HOLD / 100 * len(rows),
         )

@@ -17,9 +17,9 @@ under DDP, and varies only ranks and rates. In the transformer's points in bf16,
 reduced in bf16: with parameters in bf16 it would also compute in bf16, and a recording in fp32 does
 not show how long that takes.
 
-With --results, points in the file are not run again; if the machine has become faster or slower
-since, a new recording predicts these points wrongly where ranks wait for cores. The exit code is 1
-if a demand is not met.
+With --results, points in the file are neither run nor predicted again: if the machine has become
+faster or slower since, a new recording would predict their steps wrongly where ranks wait for
+cores. The exit code is 1 if a demand is not met.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ TIMED = (
 )
 TRANSFORMER = "transformer:vocab=512,d_model=128,feedforward=512,layers=6,sequence=64"
 RATES_MBIT = (80, 160, 320)
-#: Rates that were not used when the method was developed.
+#: Rates that were not used while commprof's predictions were developed.
 TRANSFORMER_RATES_MBIT = (60, 120, 240)
 #: Eight ranks also get a slower link, because on the fastest link they wait for the cores that they
 #: share.
@@ -85,8 +85,9 @@ WRAPPED, WRAPPED_SHAPES = 2, ((2, 2), (4, 4), (4, 2))
 ACCUMULATED, ACCUMULATED_SHAPES = 3, ((2, 2), (4, 2))
 #: Allowed errors of a study's points: mean, and worst.
 MEAN, WORST = 0.05, 0.15
-#: Trivial answers are the two that need no model. Over the points at which they differ by at least
-#: ``APART`` of the step, the mean error may be at most ``OF_TRIVIAL`` of the better answer's error.
+#: Two trivial answers need no model: the recorded step, and perfect overlap. Over the points at
+#: which these differ by at least ``APART`` of the step, the model's mean error may be at most
+#: ``OF_TRIVIAL`` of the better answer's mean error.
 OF_TRIVIAL, APART = 1 / 3, 0.2
 
 
@@ -304,7 +305,10 @@ def demands(rows: Sequence[dict[str, Any]], study: str) -> list[Demand]:
     if apart:
         means = {name: 100 * value for name, (value, _) in summary(apart).items()}
         limit = OF_TRIVIAL * min(means["as_is"], means["perfect_overlap"])
-        what = f"{study}, {len(apart)} points whose trivial answers differ: mean error"
+        what = (
+            f"{study}, {len(apart)} points where recorded step and perfect overlap differ: "
+            "mean error"
+        )
         asked.append(at_most(what, means["predicted"], round(limit, 2), " %"))
     return asked
 

@@ -16,9 +16,9 @@ step exchanges 12 MB during a backward pass of 12 ms; on loopback it exchanges 1
 exchange a step is less than 10 % shorter, so no candidate is recommended, whatever the candidates
 did. The study does not run the link's job on loopback.
 
---sharded does the same with settings of FSDP2 at 300 Mbit/s; fixed runs set them with `--fsdp`. A
-rank sends 8 MB per step, half of them for gradients. It sends 4 MB if parameters are gathered only
-once and gradients are reduced in bf16.
+--sharded does the same with settings of FSDP2 at 300 Mbit/s. `truth` sets them with COMMPROF_FSDP.
+A rank sends 8 MB per step, half of them for gradients. It sends 4 MB if parameters are gathered
+only once and gradients are reduced in bf16.
 
 Each run appends one line to DIR/results.jsonl, and is not repeated while the line is there, so the
 study can be stopped at any time. A run that fails or does not end within two minutes leaves its
@@ -80,7 +80,7 @@ LINK_WORKLOAD = (
     "gradients=normal"
 )
 RATE = "1gbit"
-#: 4 MB of parameters, gathered twice.
+#: The model has 4 MB of parameters, which are gathered twice in each step.
 SHARDED_LINK_WORKLOAD = (
     "timed:layers=4,data_ms=2,forward_ms=2,backward_ms=3,gradient_mb=1,gradients=normal"
 )
@@ -94,7 +94,7 @@ SHARDED_LOOPBACK_WORKLOAD = "timed:layers=2,data_ms=2,forward_ms=8,backward_ms=4
 #: Compute that hides the exchange of 1 MB on loopback.
 LOOPBACK_WORKLOAD = "timed:layers=4,data_ms=2,forward_ms=2,backward_ms=12,gradient_mb=0.25"
 PASSES = 5
-#: Steps left out of fixed runs, as warm-up.
+#: Steps left out of the runs of one candidate, as warm-up.
 _FIRST = 10
 _LIMIT_S = 120
 _TRIES = 2
@@ -224,7 +224,8 @@ def _truth(args: argparse.Namespace, passes: Sequence[int] = range(PASSES)) -> I
 
 def _fixed(label: str, args: argparse.Namespace) -> dict[str, Any]:
     """Runs one candidate alone; returns the median step of the slowest rank."""
-    # All candidates run in commprof's hook, as in a trial: "none" is DDP's mean inside it.
+    # Under DDP all candidates run in commprof's hook, as in a trial. With "none" the hook only
+    # averages gradients, as DDP does itself.
     study, compressor = args.study, "" if label == BASELINE or args.sharded else label
     setting = label if args.sharded and label != BASELINE else ""
     how: dict[str, Any] = {"hook": not (compressor or study.is_sharded), "compressor": compressor}

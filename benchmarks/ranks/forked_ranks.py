@@ -33,7 +33,8 @@ def run(
     """Runs the job, with ranks in namespaces or on this host; returns the world's directory.
 
     ``bucket_cap_mb`` applies to the transformer workload, which has no option for it; 0 means DDP's
-    default. FSDP2 gathers and reduces in these types; it computes in the type that it gathers.
+    default. FSDP2 gathers parameters and computes in ``gather_dtype``, and reduces gradients in
+    ``reduce_dtype``.
     """
     directory = world_directory(run_directory, job.world_size)
     directory.mkdir(parents=True, exist_ok=True)
@@ -84,7 +85,7 @@ def _rank(
     if (gather_dtype, reduce_dtype) != ("fp32", "fp32"):
         _share_in(gather_dtype, reduce_dtype)
     run_rank(job)
-    time.sleep(0.02)  # waits for gloo's threads, like the main function of a worker
+    time.sleep(0.02)  # torch 2.13's gloo threads may abort a process that ends at once
 
 
 def _share_in(gather_dtype: str, reduce_dtype: str) -> None:

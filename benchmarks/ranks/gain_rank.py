@@ -38,7 +38,7 @@ class _Job:
         self._job, self._is_late = job, False
 
     def run(self, directory: Path) -> None:
-        """Runs all steps; the rank is late in those that the job lists."""
+        """Runs all steps; the job's late rank is delayed in the steps that ``late`` marks."""
         dist.barrier()
         with commprof.profile(directory) as capture:
             for number, is_late in enumerate(self._job["late"]):
@@ -79,7 +79,7 @@ class _Job:
 
 
 def _move(turn: int) -> None:
-    """Moves all threads of this process to one of its two cores."""
+    """Moves all threads of this process to one of two cores, by an even or odd ``turn``."""
     for thread in os.listdir("/proc/self/task"):
         with suppress(ProcessLookupError):  # a thread that has ended
             os.sched_setaffinity(int(thread), {_CORES[turn % 2]})

@@ -46,8 +46,8 @@ def recorded(
     at the end of each step.
 
     ``mode`` is "plain", "torch.profiler", or a mode of commprof: "always-on", "full", "full,
-    attached", or "full, hook". "full, hook" has the mean all-reduce inside commprof's hook, in
-    place of a compressor.
+    attached", or "full, hook". In "full, hook", commprof's hook averages gradients as DDP itself
+    does, without a compressor.
     """
     if mode == "plain":
         yield nullcontext, _nothing

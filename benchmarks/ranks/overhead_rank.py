@@ -159,10 +159,10 @@ def rank(asked: dict[str, Any], address: str) -> None:
 
 
 def counted(asked: dict[str, Any]) -> None:
-    """Trains under valgrind, and lets it count the instructions of each of ``asked["steps"]``.
+    """Trains under valgrind, which counts the instructions of ``asked["steps"]`` steps one by one.
 
-    Valgrind counts from the process's own request on, and begins a new count at each call of
-    getpgid(2).
+    Valgrind counts from the moment when this process asks it to, and begins a new count at each
+    call of getpgid(2).
     """
     with training(asked) as (step, around), around():
         command = ["callgrind_control", "--instr=on", str(os.getpid())]

@@ -60,7 +60,8 @@ def _one_size(size: int, named: dict[str, dist.ProcessGroup], rounds: int) -> di
         for name, group in named.items()
     }
     calls["read and write"] = lambda: np.negative(array, out=array)
-    # From the slowest call and rank, so that a turn has the same number of calls on all ranks.
+    # The slowest call of the slowest rank sets the number of calls, so that a turn has the same
+    # number of calls on all ranks.
     once = max(_slowest([max(_timed(call, 1) for call in calls.values()) for _ in range(3)]))
     count = max(1, min(200, int(TURN_S / once)))
     times: dict[str, list[float]] = {name: [] for name in calls}

@@ -142,7 +142,7 @@ def lowest_bandwidth(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def wait_resolution(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns in Markdown the error of waiting, including the allowed microsecond."""
+    """Returns in Markdown the error of waiting, with nothing subtracted for the resolution."""
     off = [row for row in rows if row.get("wait_excess_us") is not None]
     if not off:
         return ""

@@ -146,7 +146,7 @@ KNOWN = (
     Known(
         "f04_hccl",
         REPORT,
-        "30 of 50 ms exposed in all_to_all, the first 0.8 in the call itself",
+        "30 of 50 ms exposed in all_to_all, the first 0.8 ms in its call",
         r"Exposed communication: (?:29\.[2-9]|30(?:\.[01])?) ms, (?:5[89]|60)\.\d% of the step",
         never=f"{NO_CHANGE}|Exposed communication: none",
         answer=r"Exposed communication: [^!]*?%",

@@ -1,4 +1,4 @@
-"""Writes recordings of many ranks: traces as torch.profiler writes them, and dumps."""
+"""Writes recordings of many ranks: torch.profiler's traces, and the Flight Recorder's dumps."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _trace(job: TracedJob, rank: int) -> Iterator[str]:
     base_ns = _BASE_NS + int(draw.integers(-5_000_000, 5_000_000))
     listed = list(range(job.ranks))
     about = {"ranks": job.ranks, "listed": listed, "rank": rank, "base_ns": base_ns}
-    # torch shortens long lists in arguments, but not in the head of the file.
+    # torch shortens long lists of ranks in an event's arguments, but not in the head of the file.
     told = str(listed) if job.ranks <= 32 else f"[{', '.join(map(str, listed[:30]))}, ...]"
     yield _HEAD % about
     number, each_us = 1000 + 7 * rank, _STEP_US / job.all_reduces  # ids may start at any number

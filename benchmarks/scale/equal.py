@@ -5,9 +5,9 @@
     PYTHONPATH=. python benchmarks/scale/equal.py dump new.pickle
     python benchmarks/scale/equal.py compare old.pickle new.pickle
 
-``dump`` analyses exact schedules of all shapes (``tests/support/builders/exact``), random runs,
+``dump`` analyses simulated schedules of all shapes (``tests/support/builders/exact``), random runs,
 jobs with parts removed (``tests/support/builders/removals.py``) and, with ``--folder``, runs and
-recordings in files; the index of a random input is its seed. It writes all figures of a report: the
+recordings in files; the index of a drawn input is its seed. It writes all figures of a report: the
 result's figures and the figures per step. Figures agree if their relative difference is less than
 1e-9. The exit code is 1 if a figure differs, or is in one file only.
 """
@@ -49,7 +49,7 @@ def main() -> int:
         help="number of random runs, and of jobs with removed parts",
     )
     dump.add_argument(
-        "--most-ranks", type=int, default=64, help="larger schedules get this many ranks"
+        "--most-ranks", type=int, default=64, help="largest number of ranks of a schedule"
     )
     dump.add_argument("--folder", type=Path, action="append", default=[], help="a run or recording")
     compare = actions.add_parser("compare")

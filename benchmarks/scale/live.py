@@ -1,10 +1,10 @@
-"""Measures always-on mode's exchange between simulated hosts, with the real board and carrier.
+"""Measures always-on mode's exchange of arrival times between simulated hosts.
 
-Each host is a process that stands for many ranks (``live_host.cpp``), all on this machine. A rank
-arrives 20 ms late in every step. After every living host has named this rank, another rank is late.
-A host names a rank that came last to eight world collectives in a row. In two further phases, a
-host is killed, and a host that is above others in the tree (the root, if there is no other) is
-frozen and then continues.
+Each host is a process that stands for many ranks (``live_host.cpp``), all on this machine. It runs
+commprof's own code for the exchange within a host and between hosts. A rank arrives 20 ms late in
+every step. After every living host has named this rank, another rank is late. A host names a rank
+that came last to eight world collectives in a row. In two further phases, a host is killed, and a
+host that is above others in the tree (the root, if there is no other) is frozen and then continues.
 
     python benchmarks/scale/live.py [--hosts 16] [--ranks 4096] [--trials 50] [-o FILE]
     python benchmarks/scale/live.py --hosts 16,128 --per-host 8 --trials 10 [-o FILE]

@@ -1,6 +1,6 @@
-// One simulated host of a job in always-on mode, for live.py. Board and carrier
-// are the real code; one thread stands for the helper threads of all ranks of
-// the host.
+// One simulated host of a job in always-on mode, for live.py. ArrivalBoard and
+// ArrivalCarrier are the real code; one thread stands for the helper threads of
+// all ranks of the host.
 //
 //   live_host HOST HOSTS RANKS_PER_HOST TOKEN
 //
@@ -164,8 +164,8 @@ int main(int count, char** words) {
     if (begin == 0 || nowNs() < begin) {
       continue;
     }
-    // Ranks post all arrivals of a step after the step is over, as when rings
-    // are drained.
+    // Ranks post all arrivals of a step after the step is over, like a helper
+    // thread that takes records from a rank's ring only then.
     for (; nowNs() > begin + (step + 1) * kStepNs; ++step) {
       const uint64_t late_rank = late.load();
       const auto culprit = uint32_t(late_rank);

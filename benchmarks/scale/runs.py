@@ -4,10 +4,10 @@
     PYTHONPATH=. python benchmarks/scale/runs.py FOLDER 1024 24 --plain
 
 Each step has phases, all-reduces in backward, which begin when all ranks have issued them, and
-DDP's finalisation. Run delays and the kernel's counts are included, as a real job records them.
-With ``--plain`` a step has only its end and the collectives, each with a wait. One rank, at a third
-of the world size, is late in forward. Each host has a clock of its own, which is compared with rank
-0's.
+DDP's finalisation. Run delays and Linux's counts of a thread (such as page faults) are included, as
+a real job records them. With ``--plain`` a step has only its end and the collectives, each with a
+wait. One rank, at a third of the world size, is late in forward. Each host has a clock of its own,
+which is compared with rank 0's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BETWEEN_HOSTS_NS = 137_000 * _MS
 
 @dataclass(frozen=True)
 class Times:
-    """Times of all events on one clock: ``[step, rank]``, of calls ``[step, rank, call]``."""
+    """Times of all events on one clock, by ``[step, rank]``; calls by ``[step, rank, call]``."""
 
     begin: Ints
     data: Ints
