@@ -6,7 +6,8 @@ cores, a quarter of an hour each. Run it with the Python that the environments a
 
     PYTHONPATH=. python benchmarks/torch_versions.py [MINOR ...] [--python python3.13] [--json FILE]
 
-The core's own tests (tests/test_cpp.py) do not use torch, so only `make test` runs them.
+The tests of the C++ core (tests/test_cpp.py) do not use torch: they are left out here, and run in
+`make test` only.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Environment:
     def __init__(self, directory: Path, minor: str) -> None:
         """Sets paths only; ``measured`` creates the files."""
         self.minor = minor
-        #: Commit of the clone: this checkout may have another one when the tests end.
+        #: Commit of the clone. This checkout may be at another commit when the tests end.
         self.commit = ""
         self._directory = directory
         self._source = directory / "commprof"

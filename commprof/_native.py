@@ -96,7 +96,7 @@ def install_command(package: Path, direct_url: str | None) -> str:
         vcs = origin.get("vcs_info")
         url = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}" if vcs else origin["url"]
         source = shlex.quote(url)
-    # pip's cache may hold the wheel that does not fit this torch.
+    # pip's cache may hold a wheel that does not fit this torch.
     options = "--no-deps --force-reinstall --no-cache-dir"
     return f"{shlex.quote(sys.executable)} -m pip install {options} {source}"
 

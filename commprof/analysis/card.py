@@ -40,9 +40,9 @@ from commprof.units import ns_to_ms
 class CardPart:
     """One part of the mean step."""
 
-    #: "data", "forward", "backward", "wait" and "transfer", or "exposed" (communication that is not
-    #: split into these two), "optimizer", and "other". Parts of a device's time also have
-    #: "unphased_compute" (kernels of no known phase), and "copies" and "idle" in place of "other".
+    #: "data", "forward", "backward", "wait", "transfer", "exposed" (communication that is not split
+    #: into "wait" and "transfer"), "optimizer" or "other". Parts of a device's time may also be
+    #: "unphased_compute" (kernels of no known phase), and "copies" or "idle" in place of "other".
     name: str
     ms: float
     #: Fraction of the mean step.
@@ -176,7 +176,7 @@ class Card:
 def card(
     result: RunResult, details: Sequence[WorldDetail], verdict: Verdict | None, directory: Path
 ) -> Card | None:
-    """Returns the card of a run; None without a verdict, or if a trial began in the run.
+    """Returns the card of a run; None without a verdict, or if a trial alternated settings in it.
 
     Args:
         result: figures of the run.
@@ -258,8 +258,8 @@ def _comes_first(of_size: Incidents, is_cause: bool) -> bool:
     """True if the user should look at incidents before following other advice.
 
     False if all that happened is that ranks still waited when the job was stopped. Also False if
-    only the speed changed and the steps show a cause (``is_cause``): then the cause comes first,
-    and the change becomes a caveat.
+    only the speed changed and the other advice is about a known mistake (``is_cause``): then the
+    mistake comes first, and the change becomes a caveat.
     """
     if of_size.hangs or of_size.mismatches:
         return True
@@ -361,7 +361,7 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
     if captured_in_python(result.context):
         yield PYTHON_BRIEF
     if not world.evidence.steps_marked:
-        yield "No step is marked: each repetition of the calls is a step, or part of one."
+        yield "No step is marked: each round of collectives is a step, or a part of one."
     yield from _told(told, "few_steps")
 
 

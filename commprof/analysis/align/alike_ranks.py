@@ -14,9 +14,9 @@ from commprof.trace.reader import Trace
 
 
 def alike_ranks(traces: Sequence[Trace]) -> list[slice]:
-    """Divides ranks into rows of neighbours with the same groups and the same kind of recording.
+    """Returns slices of adjacent ranks with the same groups and the same kind of recording.
 
-    Between the ranks of a row, only a process's own rank in a group may differ.
+    The ranks of a slice describe their groups alike, except for their own rank in each group.
     """
     bounds = [0]
     for _, row in itertools.groupby(traces, _described):

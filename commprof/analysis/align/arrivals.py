@@ -62,7 +62,10 @@ class Arrivals:
     buckets: BucketArrivals = field(default_factory=BucketArrivals)
 
     def without_times(self) -> Arrivals:
-        """Returns a copy without times and late ranks, which are needed only to split waits."""
+        """Returns a copy without times and late ranks.
+
+        They are needed only to divide waits into waiting for late ranks and transfer.
+        """
         return replace(self, last_arrival_ns=_none(), late_rank=_none())
 
 
@@ -151,7 +154,10 @@ def _bucket_keys(trace: Trace, table: Buckets, names: dict[str, int]) -> tuple[I
 
 
 def backward_of(table: Buckets, finalizations: Finalizations) -> Ints:
-    """Finds the backward pass of each bucket: the next finalisation in the bucket's thread."""
+    """Finds the backward pass of each bucket: the next that ends in the bucket's thread.
+
+    A pass ends with a finalisation, in which DDP waits for all buckets.
+    """
     result = np.full(len(table), -1, dtype=np.int64)
     span = finalizations.span
     for thread in np.unique(table.thread).tolist():

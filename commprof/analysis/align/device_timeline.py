@@ -33,8 +33,8 @@ def on_device_timeline(trace: Trace) -> Trace:
     Collectives of CPU tensors, and records before the first event, keep the host's times.
     The result lacks:
 
-    - the host's waits and run delay, which need not delay a stream (if only such a wait shows when
-    a host operation ended, the end is kept)
+    - the host's waits, which need not delay a stream (ends that only these waits show are kept)
+    - the host's run delay (time without a core), which need not delay a stream either
     - the waits of streams other than the compute stream
     - steps and phases whose events were lost
     """
@@ -89,7 +89,7 @@ def timed_collectives(trace: Trace) -> int:
     timed = np.concatenate((*ended, of_kind(records, Kind.DEVICE_WAIT)["op_id"]))
     if not len(timed):
         return 0
-    # a full ring may have dropped an operation's issue record
+    # a full ring buffer of records may have dropped an operation's issue record
     issues = in_parts(records, Kind.ISSUE, "op_id", "flags")
     on_device = [op_id[flags & schema.FLAG_DEVICE_ASYNC != 0] for op_id, flags in issues]
     op_id = ints(np.concatenate((*on_device, timed[:0])))
@@ -188,9 +188,9 @@ def _buckets(records: Records, issued: Records) -> Records:
 
     A bucket counts as ready when the stream reached the bucket's first collective.
 
-    A bucket's collectives are those that the launching thread issued while it launched the bucket.
-    The bucket gets the thread of its first collective. Buckets without a device collective are
-    unchanged.
+    A bucket's collectives are those that were issued while the bucket was launched, by the thread
+    that launched it. The bucket gets the thread of its first collective. Buckets without a device
+    collective are unchanged.
 
     Args:
         records: as they were recorded.
@@ -273,8 +273,9 @@ def _ends_by_wait(records: Records) -> Records:
 def _finalizations(records: Records, stream: _Stream) -> Records:
     """Makes records of DDP's finalisations on the device.
 
-    In a finalisation, at the end of a backward pass, DDP waits for all buckets. In place of CPU
-    time, the record of its end holds the time in ns in which the stream copied buckets.
+    In a finalisation, at the end of a backward pass, DDP waits for all buckets. The record of
+    its end has a field for CPU time, which here holds the time in ns in which the stream copied
+    buckets.
     """
     found = stream.of(of_kind(records, Kind.DEVICE_FINALIZE))
     found = found[columns.finalises(found["op_id"], found["flags"])]

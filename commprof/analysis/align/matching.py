@@ -101,7 +101,7 @@ class Matching:
         """Per row: among all rows of the same collective, the row with the largest time.
 
         -1 if the collective is not complete. If several ranks have the largest time, the row of the
-        lowest rank counts, as in always-on mode.
+        lowest rank counts, as in the summaries that always-on mode keeps instead of records.
         """
         if len(times_ns) == 0:
             return np.empty(0, dtype=np.int64)
@@ -245,15 +245,15 @@ def last_awaited(
 def held_up_by(
     matching: Matching, traces: Sequence[Trace], tables: Sequence[Collectives], times_ns: Ints
 ) -> Iterator[tuple[Ints, Mask]]:
-    """Finds the ranks that can have delayed each rank in complete rooted collectives and messages.
+    """Finds, for each rank in a rooted collective or message, the ranks that can have delayed it.
 
-    Args as for :func:`last_awaited`.
+    Only complete operations are included. Args as for :func:`last_awaited`.
 
     Yields:
-        For some of the operations, all with equally many ranks: an array ``[operation, rank]`` of
-        row indices, and a mask ``[operation, rank, other]``. The mask is True if ``rank`` needed
-        ``other`` and ``other`` arrived before ``rank`` was done. It is also True where both are the
-        same rank.
+        For one part of the operations after another: an array ``[operation, rank]`` of row
+        indices, and a mask ``[operation, rank, other]``. All operations of a part have the same
+        number of ranks. The mask is True if ``rank`` needed ``other`` and ``other`` arrived before
+        ``rank`` was done. It is also True where both are the same rank.
     """
     op = joined(tables, "op")
     rows = np.flatnonzero(among(op, *SOME_WAIT))

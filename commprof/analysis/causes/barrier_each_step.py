@@ -13,8 +13,8 @@ from commprof.trace.operations import names_of
 #: Least mean number of barriers per step: fewer barriers belong to occasional evaluations or
 #: checkpoints.
 _PER_STEP = 0.5
-#: The cause is named only if the low end of the gain is at least this fraction of the step. The
-#: fraction is small, because a script does not issue a barrier in each step by chance.
+#: The cause is named only if the low end of the gain's interval is at least this fraction of the
+#: step. The fraction is small, because a script does not issue a barrier in each step by chance.
 _LOW = 0.01
 _OPS = names_of("barrier")
 

@@ -86,7 +86,8 @@ CAUSE = CatalogueCause(
     looks_like=(
         "In a job that exchanges gradients, each step begins with broadcasts or scatters from the "
         f"same rank to all others, of at least {_LEAST_BYTES // 2**10} KiB in all, and the others "
-        f"wait in them for at least {_SHARE:.0%} of the step. Not named on GPUs."
+        f"wait in them for at least {_SHARE:.0%} of the step. This cause is not named for jobs on "
+        "GPUs."
     ),
     why=(
         "One process then reads and decodes the samples of all ranks, while the others wait, and "

@@ -33,8 +33,8 @@ class Bursts:
     #: Mask over the table: barriers that stand before calls of bursts; no phase begins between a
     #: barrier and its call.
     barriers: Mask
-    #: True if calls of different types can be joined too, as single numbers can: all of them fit
-    #: into one floating-point type.
+    #: True if calls of different data types can be joined too, as calls of single numbers can: one
+    #: floating-point type can hold all these numbers.
     of_numbers: bool = False
 
     @cached_property
@@ -147,7 +147,7 @@ def bursts(calls: RankCalls, mask: Mask, least: int) -> Bursts:
 
 
 def _in_a_row(calls: RankCalls, row: Ints, burst: Ints) -> Mask:
-    """True for each call of a burst whose calls could be joined, by the work between the calls.
+    """True for each call of a burst whose calls could be joined, judged by the work between them.
 
     Between two calls of the burst, the thread must work no longer than it waits for a call. If it
     works longer, the calls belong to this work, and a call may depend on the work before it:

@@ -19,7 +19,7 @@ from commprof.analysis.named_cause import Saving
 #: A cause is named if it takes at least this fraction of the mean step.
 WORTH_NAMING = 0.03
 #: Value of ``worth`` for causes that act in few steps, but certainly not by chance. Resampled steps
-#: may contain none of these steps, so the low end of the interval is not meaningful.
+#: may contain none of these steps, so the low end of the gain's bootstrap interval means nothing.
 FEW_STEPS = -math.inf
 
 
@@ -34,13 +34,14 @@ class Sighting:
     share: float = math.nan
     #: Predicted gain of the fix; None if not known.
     saving: Saving | None = None
-    #: Line of code that issues the calls, as "FILE:LINE FUNCTION"; empty if not recorded.
+    #: Line of code that issues the calls that the cause is about, as "FILE:LINE FUNCTION"; empty if
+    #: not recorded.
     line: str = ""
     #: Change of the script, if it depends on the job; empty to use the cause's own.
     fix: str = ""
-    #: All lines of code that issue the calls, if there are several.
+    #: All lines of code that issue the calls that the cause is about, if there are several.
     lines: tuple[str, ...] = ()
-    #: Operation of the calls, if the fix depends on the operation.
+    #: Operation of the calls that the cause is about, if the fix depends on the operation.
     op: str = ""
 
 
@@ -71,13 +72,13 @@ class CatalogueCause:
     #: Address of a public report that describes the mistake.
     source: str
     #: How the gain of the fix is predicted, as sentences; or "Not predicted, because ...". Empty if
-    #: it is predicted by a replay without some calls.
+    #: it is predicted by a replay of the steps without the calls that the fix removes.
     gain_note: str = ""
-    #: If the gain of the fix is known, the cause is named only if the gain's low end is at least
-    #: this fraction of the step.
+    #: If the gain of the fix is known, the cause is named only if the low end of the gain's
+    #: interval is at least this fraction of the step.
     worth: float = WORTH_NAMING
     #: True if the rule counts calls, whose number does not depend on chance. The cause is then
-    #: named if there is a gain and the gain's high end is at least ``worth``.
+    #: named if there is a gain and the high end of its interval is at least ``worth``.
     is_certain: bool = False
     #: True if the mistake makes the result of training wrong; it is then named first.
     is_wrong: bool = False

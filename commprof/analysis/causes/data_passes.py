@@ -1,4 +1,4 @@
-"""The ranks' passes over their DataLoaders: for training or not, and over the same data or not."""
+"""Tells which of the ranks' passes over DataLoaders train, and which read the same data."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class DataPasses:
         return self.chosen(np.flatnonzero(has_forward & (self.backward == 0)))
 
 
-#: Largest number of batches for each backward pass that trains on them.
+#: A pass over a DataLoader that trains has at most this many batches per backward pass.
 _MOST_MICRO = 4
 
 

@@ -17,11 +17,12 @@ from commprof.text import counted, in_bytes
 
 #: Least number of DDP models, and largest mean size of their buckets.
 _LEAST, _MEAN_BYTES = 4, 2**18
-#: One pass exchanges at least this fraction of the gradients of all models.
+#: One backward pass exchanges at least this fraction of the gradients of all models.
 _ALL = 0.95
 #: Least fraction of the step for which the training thread waits for the buckets.
 _EXPOSED = 0.05
-#: The cause is named only if the low end of the gain is at least this fraction of the step.
+#: The cause is named only if the low end of the gain's interval is at least this fraction of the
+#: step.
 _LOW = 0.01
 
 
@@ -85,15 +86,15 @@ CAUSE = CatalogueCause(
     ),
     gain_note=(
         "The steps are replayed with buckets of the default size, whose time is computed from the "
-        "times and bytes of this run's buckets. Not predicted if all buckets have nearly one "
-        "size or their times vary too much, because the run then does not tell the latency from "
-        "the transfer. What each DDP model itself costs in forward and backward, some 40 us for "
-        "each, is not recorded: the fix wins somewhat more."
+        "times and bytes of this run's buckets. The gain is not predicted if all buckets have "
+        "nearly the same size or if their times vary too much, because the run then does not tell "
+        "the latency from the transfer. What each DDP model itself costs in forward and backward, "
+        "some 40 us for each, is not recorded: the fix wins somewhat more."
     ),
     fix=(
         "from torch.nn.parallel import DistributedDataParallel\n\n"
-        "# once, in place of the wrappers of the modules: within another DDP model,\n"
-        "# each would exchange its gradients a second time\n"
+        "# wrap the whole model once, and no module by itself: a module with a wrapper\n"
+        "# of its own would exchange its gradients a second time\n"
         "model = DistributedDataParallel(YOUR_MODEL)"
     ),
     worth=_LOW,

@@ -60,7 +60,7 @@ def _saving(facts: Facts, used_bytes: int) -> Saving | None:
 
 
 def _edit(facts: Facts) -> str:
-    """Freezes the modules that no update trained, before the model is given to DDP."""
+    """Returns lines that freeze the modules that no update trained, and the changed call of DDP."""
     site = facts.script.only(*DDP)
     trained = facts.first.trace.metadata.get("trained") or {}
     modules = [str(name) for name in trained.get("untrained_modules") or ()]

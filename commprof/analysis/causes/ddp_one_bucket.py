@@ -77,8 +77,8 @@ CAUSE = CatalogueCause(
     ),
     gain_note=(
         "Not predicted, because it is not recorded when each gradient in the bucket was ready. The "
-        "given share is what the fix wins at most; on hosts whose cores also carry out the "
-        "exchange, overlap wins less."
+        "fix wins at most the time for which training waits for the bucket's transfer; on hosts "
+        "whose cores also carry out the exchange, overlap wins less."
     ),
     fix=(
         "from torch.nn.parallel import DistributedDataParallel\n\n"

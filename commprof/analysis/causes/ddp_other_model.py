@@ -105,8 +105,8 @@ def _needless(
         again = [
             model for model in passed.models if _is_again(model, index, passes, cycle, keeping)
         ]
-        # What follows the last passes was not recorded: what followed earlier passes of the same
-        # models at the same place in the cycle stands for it.
+        # The recording may end before the gradients of the last passes are exchanged anew. So all
+        # passes of the same models at the same place in the cycle get the result of the first.
         again = usual.setdefault((passed.models, passed.update % len(cycle)), again)
         for model in again:
             sizes = alone.get(frozenset([model]))
@@ -120,9 +120,10 @@ def _needless(
 def _is_again(
     model: int, index: int, passes: list[_Pass], cycle: list[Models], keeping: list[Models]
 ) -> bool:
-    """True if a later pass exchanges the model anew, after another update but before its own.
+    """True if a later pass exchanges the model's gradients anew before the model's next update.
 
-    False if the gradients are kept until that update, because those of both passes may add up.
+    Another model must be updated between the two passes. False if the gradients are kept until the
+    model's update, because those of both passes may add up.
     """
     now = passes[index].update
     updates = (now + ahead for ahead in range(len(cycle)))
@@ -143,7 +144,7 @@ def _is_again(
 
 
 def _of_sizes(size_bytes: Ints, rows: Ints, like: Ints) -> Ints:
-    """The first of ``rows`` with the sizes of the rows ``like``; none if a size is missing."""
+    """Of ``rows``, the first with the sizes of the rows in ``like``; none if a size is missing."""
     wanted, chosen = Counter(size_bytes[like].tolist()), []
     for row in rows.tolist():
         if wanted[int(size_bytes[row])] > 0:

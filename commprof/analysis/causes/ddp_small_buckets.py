@@ -24,8 +24,8 @@ _FIRST_BYTES = 2**20
 _LEAST, _MEAN_BYTES = 8, 2**18
 #: The training thread must wait for the buckets for at least this fraction of the step.
 _EXPOSED = 0.05
-#: The cause is named only if the low end of the gain is at least this fraction of the step. The
-#: fraction is small, because the script itself sets the cap.
+#: The cause is named only if the low end of the gain's interval is at least this fraction of the
+#: step. The fraction is small, because the script itself sets the cap.
 _LOW = 0.01
 
 
@@ -128,9 +128,9 @@ CAUSE = CatalogueCause(
     ),
     gain_note=(
         "The steps are replayed with buckets of the default size, whose time is computed from the "
-        "times and bytes of this run's buckets. Not predicted if all buckets have nearly one "
-        "size or their times vary too much, because the run then does not tell the latency from "
-        "the transfer."
+        "times and bytes of this run's buckets. The gain is not predicted if all buckets have "
+        "nearly the same size or if their times vary too much, because the run then does not tell "
+        "the latency from the transfer."
     ),
     fix=(
         "from torch.nn.parallel import DistributedDataParallel\n\n"

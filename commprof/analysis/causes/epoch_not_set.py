@@ -14,7 +14,7 @@ _LEAST = 3
 
 
 def _repeated(passes: DataPasses) -> tuple[int, int]:
-    """Numbers of shuffled training passes over the data: the most in one order, and all.
+    """Counts shuffled training passes over the data: the most with the same order, and all.
 
     Passes have the same order if their seed and epoch are equal and either they share a sampler or
     their first batches are equal: a script may make its loader and sampler anew in each epoch.

@@ -103,9 +103,10 @@ CAUSE = CatalogueCause(
         "batch cannot be compared (because it is on a device, say), or if the batches consist of "
         "indices. An evaluation that calls `YOUR_MODEL.module` does not count either, because its "
         "forward passes are not recorded. DDP exchanges gradients over all ranks, and no "
-        "other calls divide a batch among ranks. A script in which each rank takes its part of a "
-        "batch after loading the whole batch cannot be told apart. What the passes take beyond one "
-        f"rank's part is at least {WORTH_NAMING:.0%} of all time."
+        "other calls divide a batch among ranks. A script in which each rank loads a whole batch "
+        "and then takes its part of it looks the same, so that the cause is named for it too. "
+        "Dividing the samples would save the ranks at least "
+        f"{WORTH_NAMING:.0%} of all time."
     ),
     why=(
         "An evaluation on every rank over all samples gives every rank the same result and takes "

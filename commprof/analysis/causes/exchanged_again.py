@@ -110,8 +110,9 @@ CAUSE = CatalogueCause(
     looks_like=(
         "DDP reduces one model in a typical step, and after backward the script itself reduces or "
         f"broadcasts as many bytes, within {_ALIKE:.0%}, over the same ranks. These calls take at "
-        f"least {WORTH_NAMING:.0%} of the step. Not named if an optimizer issues the calls, if "
-        "several ranks broadcast, or if the job also trains as large a model outside of DDP."
+        f"least {WORTH_NAMING:.0%} of the step. The cause is not named if an optimizer issues the "
+        "calls, if several ranks broadcast, or if the job also trains as large a model outside of "
+        "DDP."
     ),
     why=(
         "DDP's backward pass ends with the mean of the gradients on every rank, so that all ranks "
@@ -129,8 +130,8 @@ CAUSE = CatalogueCause(
     fix=(
         "# delete the loop that reduces gradients after backward (with its division\n"
         "# by the number of ranks), and any broadcast of weights after an update; if\n"
-        "# nothing divides the sum, gradients shrink by that number: adapt the\n"
-        "# learning rate\n"
+        "# the deleted loop did not divide its sum, gradients become smaller by a\n"
+        "# factor of the number of ranks: adapt the learning rate\n"
         "YOUR_LOSS(YOUR_MODEL(YOUR_BATCH)).backward()\n"
         "YOUR_OPTIMIZER.step()"
     ),

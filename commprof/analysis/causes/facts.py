@@ -235,8 +235,8 @@ class Passes:
     exchanged: int
     #: Fraction of the updates for which the last backward pass before them exchanged gradients.
     last_share: float
-    #: Fraction of the updates whose numbers of passes are these, or smaller: the last update of an
-    #: epoch may follow fewer passes.
+    #: Fraction of the updates that follow ``backward`` passes, ``exchanged`` of them with an
+    #: exchange, or fewer: the last update of an epoch may follow fewer passes.
     usual_share: float
     updates: int
 

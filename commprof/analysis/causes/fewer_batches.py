@@ -57,8 +57,8 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         "All ranks recorded all of their steps to their regular end, and some of them made fewer "
-        "steps than others. Not named in recordings of other profilers, which hold only a part of "
-        "each rank's steps. A job that hangs at this point is diagnosed as a hang."
+        "steps than others. The cause is not named in recordings of other profilers, which hold "
+        "only a part of each rank's steps. A job that hangs at this point is diagnosed as a hang."
     ),
     why=(
         "Every exchange of gradients needs all ranks. If the data are divided by files, shards or "

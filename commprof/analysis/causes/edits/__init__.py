@@ -1,7 +1,7 @@
-"""Changes of a training script in its own lines and names, as fixes print them.
+"""Writes fixes as changes of the training script, with the script's own lines and names.
 
-Each function returns a text, or "" if the script does not show enough. Then the cause's own fix is
-printed, in which names that begin with ``YOUR_`` stand for names of the script. A change is a
-comment, "# in place of train.py:12", "# before train.py:12" or "# delete train.py:12", and the
-lines to write.
+Each function returns the text of a change, or "" if the script does not show enough to write it.
+The report then prints the fix of the catalogue, in which names that begin with ``YOUR_`` stand for
+names of the script. A change is a comment, "# in place of train.py:12", "# before train.py:12" or
+"# delete train.py:12", and the lines to write.
 """

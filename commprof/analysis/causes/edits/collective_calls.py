@@ -18,6 +18,7 @@ from commprof.analysis.causes.edits.syntax import (
     stored_in,
 )
 
+#: Ends the printed line by which a gather runs in some steps only.
 _IF_UNUSED = "  # if no step in between uses the result"
 
 
@@ -34,7 +35,7 @@ def without_calls(script: Script, lines: list[str], names: tuple[str, ...]) -> s
     )
 
 
-#: A function that calls nothing but these only exchanges tensors.
+#: If a function calls nothing but these, all that it does is exchange tensors.
 _EXCHANGES = frozenset(
     {
         *("all_reduce", "get_world_size", "parameters", "named_parameters", "values", "cat"),
@@ -69,7 +70,7 @@ def without_exchange(script: Script, line: str, op: str) -> str:
     if any(source.called(call) not in _EXCHANGES for call in calls_in(work)):
         return ""
     if not _is_mean(source, work):
-        return ""  # an undivided sum makes gradients larger: training changes without the call
+        return ""  # the call makes sums, not means: without it gradients would be smaller
     return source.deleted([deleted])
 
 
@@ -208,7 +209,7 @@ def joined_gathers(script: Script, line: str) -> str:
 
 
 def _each(source: Source, loop: ast.For, call: ast.Call, argument: ast.expr, made: str = "") -> str:
-    """Returns code for the list of a call's arguments in all rounds of a loop; "" if impossible.
+    """Returns code for a list of an argument's values in all rounds of a loop; "" if impossible.
 
     It is impossible if the loop itself makes the argument, or if statements before the call use
     the loop's variable: they may change the argument, or skip the call. Statements after the call
@@ -268,7 +269,8 @@ def issued_at_once(script: Script, line: str, names: tuple[str, ...]) -> str:
 def moved_to_device(script: Script, line: str) -> str:
     """Adds, before a call, a line that moves the call's tensor to the GPU.
 
-    Empty unless the same function made the tensor by a call: else other names may refer to it.
+    Empty unless the tensor is the result of a call in the same function as ``line``: otherwise
+    other names may refer to it.
     """
     site = script.at(line)
     if site is None or not site.call.args or not isinstance(site.call.args[0], ast.Name):

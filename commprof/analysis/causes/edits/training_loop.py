@@ -48,8 +48,8 @@ def last_pass_only(script: Script, model: str, setter: str = "") -> str:
     if any(
         source.segment(late.func) == source.segment(call.func) for late in after for call in inside
     ):
-        # The update after the loop uses the gradients of the last passes. After the change, none of
-        # these passes would exchange gradients.
+        # The update after the loop uses the gradients of the passes since the last update in the
+        # loop. If only passes before updates in the loop exchanged, these passes would not.
         return ""
     guard = next((node for node in loop.body if isinstance(node, ast.If)), None)
     holds = guard is not None and all(
