@@ -54,9 +54,9 @@ def _needless(calls: RankCalls) -> Mask:
 
 
 def _of_several_models(calls: RankCalls) -> bool:
-    """True if no line calls the model both in the first pass of an update and in a later one.
+    """True if other lines call the model in the first pass of an update than in the later ones.
 
-    The passes are then of different models, as an actor's and a critic's: each reduces once.
+    The passes are then of different models, such as an actor and a critic: each model reduces once.
     """
     first, later = lines_of_passes(calls)
     return bool(first) and bool(later) and first.isdisjoint(later)
@@ -103,10 +103,11 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "Before each update, at least two backward passes issue reduce-scatters, and the last pass "
-        "is one of them. Nine of ten updates have the same number of such passes, or fewer "
-        "at the end of an epoch. Not named if other lines call the model in the first pass than "
-        "in the later ones: these are different models. For the reduce-scatters of all passes but "
+        "Before each update, at least two backward passes issue reduce-scatters, the last pass "
+        "among them. Nine of ten updates have the same number of such passes, or fewer "
+        "at the end of an epoch. This cause is not named if other lines of the script call the "
+        "model in the first pass than in the later passes, because the passes are then of "
+        "different models. For the reduce-scatters of all passes but "
         f"the last, the training thread waits for at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(

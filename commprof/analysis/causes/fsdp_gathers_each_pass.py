@@ -137,7 +137,7 @@ CAUSE = CatalogueCause(
         f"as the first, within {_ALIKE:.0%}, and the script calls the model by the same lines. "
         f"The step waits for these gathers for at least {_WORTH:.0%} of its length, and the "
         f"gathered model of all ranks of a host takes at most {_OF_MEMORY:.0%} of the host's "
-        "memory. Not named on GPUs, whose memory is not recorded."
+        "memory. This cause is not named for jobs on GPUs, whose memory is not recorded."
     ),
     why=(
         "With gradient accumulation the weights are the same in all micro batches of an update. "

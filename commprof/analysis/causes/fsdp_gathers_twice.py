@@ -38,10 +38,10 @@ def _again(calls: RankCalls) -> Mask:
 def _with_copies(facts: Facts, position: int, mask: Mask) -> Removed:
     """Removes the gathers, and FSDP's copies into and out of them.
 
-    If capture did not note the copies, only those before a gather are removed, and their time is
-    estimated. FSDP2 copies out of the previous gather and into the next one between the end of a
-    reduce-scatter and the backward pass of the next unit. Modules between the units may compute in
-    this gap too, so at most the median gap is removed.
+    If capture did not note the copies, the gap before each gather stands for them: the time from
+    the end of the previous call of the same backward pass to the issue of the gather. In this gap
+    FSDP2 copies out of the previous gather and into this one. Modules between the units may compute
+    in it too, so at most the median gap is removed.
     """
     calls = facts.ranks[position]
     table = calls.table
@@ -106,7 +106,7 @@ CAUSE = CatalogueCause(
     looks_like=(
         f"The step waits for all-gathers in backward for at least {_WORTH:.0%} of its length, and "
         f"the gathered model of all ranks of a host takes at most {_OF_MEMORY:.0%} of the host's "
-        "memory. Not named on GPUs, whose memory is not recorded."
+        "memory. This cause is not named for jobs on GPUs, whose memory is not recorded."
     ),
     why=(
         "By default FSDP2 frees the gathered parameters of a unit after its forward pass, and "
@@ -115,9 +115,10 @@ CAUSE = CatalogueCause(
         "backward: gradients and optimizer states stay sharded."
     ),
     gain_note=(
-        "With each gather, the replay also removes FSDP2's copies out of the previous gather and "
-        "into this one. The copies are assumed to take the time between the previous call and the "
-        "gather, or the median of these times if that is shorter."
+        "With each gather, the replay also removes FSDP's copies into and out of it. If the copies "
+        "were not recorded, those out of the previous gather and into this one are assumed to take "
+        "the time between the previous call and the gather, or the median of these times if that "
+        "is shorter."
     ),
     fix="YOUR_MODEL.set_reshard_after_forward(False)  # after fully_shard",
     edit=lambda facts, _: _edit(facts),

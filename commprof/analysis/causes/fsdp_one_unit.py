@@ -63,7 +63,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _edit(facts: Facts) -> str:
-    """Shards the blocks before the model, with the settings that the script uses for the model."""
+    """Returns code that shards the blocks before the model, with the script's own settings."""
     if is_flat(facts):
         return edit_of_fsdp1(facts)
     sites = [site for site in facts.script.places("fully_shard") if site.loop is None]
@@ -77,7 +77,7 @@ def _edit(facts: Facts) -> str:
 
 
 def edit_of_fsdp1(facts: Facts) -> str:
-    """FSDP1's call with a policy that wraps the blocks."""
+    """Returns the script's call of FSDP1, with a policy that makes each block a unit."""
     site = facts.script.only(*FSDP1)
     if site is None or not site.call.args or not isinstance(site.call.args[0], ast.Name):
         return ""

@@ -32,7 +32,7 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     return Sighting(
         "FSDP2's all-gathers in backward wait until earlier reduce-scatters are done, because "
-        "both use one group, whose calls follow one another. With a group for reduce-scatters "
+        "both use one group, whose calls run one after the other. With a group for reduce-scatters "
         "alone both can overlap, as far as the network carries them.",
         saved.value,
     )
@@ -61,9 +61,9 @@ def _apart(facts: Facts) -> Interval | None:
 
 
 def _same_kind(before: Ints, is_scatter: Mask) -> Ints:
-    """Returns, for each call, the last call before it in its group that is of the same kind.
+    """Returns, for each call, the row of the last call of its kind before it in its group, or -1.
 
-    Scatters are one kind, all other calls are the other; -1 if there is no such call.
+    Reduce-scatters are one kind; all other calls are the other kind.
 
     ``before``: for each call, the row of the call before it in its group; -1 if there is none.
     """

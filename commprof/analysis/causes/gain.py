@@ -38,10 +38,10 @@ class Removed:
 
     @classmethod
     def whole(cls, calls: RankCalls, mask: Mask, of_loop: bool = False) -> Removed:
-        """Removes the masked calls, and the thread's work from issue until the thread went on.
+        """Removes the masked calls, and the thread's work from each issue to the end of the wait.
 
         ``of_loop``: True if the fix also removes what a loop does between one of these calls and
-        the next. This counts only if no other call and no phase is between the two.
+        the next. Such work is removed only if no other call and no phase lies between the two.
         """
         rows = np.flatnonzero(mask & (calls.wait_end_ns > 0))
         begin, end = calls.table.issue_ns[rows], calls.wait_end_ns[rows]
@@ -57,10 +57,10 @@ class Removed:
     def with_noted(cls, calls: RankCalls, mask: Mask, noted: tuple[Ints, Ints]) -> Removed | None:
         """Removes the masked calls, and the noted work around them, such as copies of FSDP.
 
-        Capture notes the intervals of such work, but only a limited number of them. Around calls
-        outside of all noted intervals, the work before the issue and the work after the end are
-        assumed to take the median times of those inside. None if no masked call lies in a noted
-        interval.
+        Capture notes the intervals of such work, but only a limited number of them. If a call lies
+        outside of all noted intervals, the work before its issue and the work after its end are
+        assumed to take as long as the medians of the noted work before and after calls. None if no
+        masked call lies in a noted interval.
 
         ``noted``: begins and ends of the intervals, as ``Facts.noted_ns`` returns them.
         """
@@ -89,7 +89,7 @@ def saving_without(
     the next call. The call's helper threads no longer take a core from the training thread.
 
     Args:
-        facts: facts about the world size.
+        facts: facts about the job at one world size.
         removed: one entry per rank of ``facts``.
         transfer_ns: per rank, the new transfer time of each remaining call that changes; NaN for
             other calls. None if no call changes.
@@ -137,7 +137,7 @@ def _changed(rank: Program, calls: RankCalls, removed: Removed, free: Mask) -> P
 
 
 def _lost(rank: Program, calls: RankCalls, removed: Removed) -> Floats:
-    """Time of the training thread's own work, in ns, removed up to each event of its program."""
+    """Returns, for each event of ``rank``, the thread's own work removed before it, in ns."""
     whole = stretches(removed.begin_ns, removed.end_ns)
     delays = delays_by(calls, removed.calls, removed.bytes_remain).within(gaps(whole))
     lost = np.zeros(len(rank.own_ns))

@@ -18,8 +18,8 @@ from commprof.trace.schema import Phase
 _OPS = ("all_gather", "all_gather_into_tensor", "gather")
 #: Least number of bytes of a gather: smaller gathers are of scalars, which other causes are about.
 _LEAST_BYTES = 2**12
-#: Largest number of calls in a step: more calls do not gather outputs, or gather small tensors that
-#: can be joined.
+#: Largest number of gathers in a step. If a step has more, they are not of outputs, or they are of
+#: small tensors that can be joined.
 _MOST = 3
 #: Gathers with at least this fraction of the trained parameters' bytes are of parameters or
 #: gradients.

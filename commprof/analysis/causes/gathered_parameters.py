@@ -18,8 +18,8 @@ def _rule(facts: Facts) -> Sighting | None:
     if gathers is None:
         return None
     return Sighting(
-        f"After backward, each step gathers {gathers.what} of parameters, {gathers.how}. An "
-        "average of the weights can be kept as shards.",
+        f"After backward, each step gathers {gathers.what} of parameters, {gathers.how}. If this "
+        "is done to average the weights, each rank can average its own shards instead.",
         gathers.share,
         gathers.saving,
         gathers.line,

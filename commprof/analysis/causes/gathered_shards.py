@@ -1,4 +1,4 @@
-"""Gathers of whole sharded tensors that the script makes outside of the passes that need them."""
+"""The script's gathers of whole sharded tensors, outside of the passes that need these tensors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GatheredShards:
 
     #: What is gathered, to follow the verb "gathers": "FSDP2's shards into 12 MB".
     what: str
-    #: "in 4 calls at train.py:12, for 8 ms".
+    #: How it is gathered, to follow ``what``: "in 4 calls at train.py:12, for 8 ms".
     how: str
     #: Fraction of the step for which ranks wait in these gathers.
     share: float
@@ -41,10 +41,10 @@ class GatheredShards:
 
 
 def gathered_shards(facts: Facts, chosen: Callable[[RankCalls], Mask]) -> GatheredShards | None:
-    """Returns what the chosen gathers cost, if they gather the model; None if that is little.
+    """Returns what the chosen gathers cost if they gather the model; None if the cost is small.
 
-    None too if forward does not gather the model itself: then the forward pass may use what the
-    chosen gathers gather.
+    The result is also None if forward does not gather the model itself, because forward may then
+    use what the chosen gathers have gathered.
 
     ``chosen``: returns a mask of the gathers of a rank that may be needless.
     """

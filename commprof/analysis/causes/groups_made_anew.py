@@ -88,8 +88,8 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"At least {_LEAST} process groups, and on average at least one per {1 / _PER_STEP:g} "
-        "steps, are each used in one step only. The time from the last phase or wait to each "
-        f"group's first call is at least {_SHARE:.0%} of the step."
+        "steps, are each used in one step only. The times from the last phase or wait to each "
+        f"group's first call together take at least {_SHARE:.0%} of the step."
     ),
     why=(
         "`new_group` makes all ranks meet, exchange addresses and connect, and NCCL allocates "

@@ -15,7 +15,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.lookup import row_containing
 
-#: A call costs helper threads as much as this many bytes, in addition to the cost of its data.
+#: Besides its data, each call costs the helper threads as much time as this many bytes of data.
 _CALL_BYTES = 2**16
 
 
@@ -25,8 +25,8 @@ def delays_by(calls: RankCalls, mask: Mask, bytes_remain: bool = False) -> Expos
     Run delay is the time in which the training thread was ready to run and had no core. It is read
     from the kernel at intervals. Of the run delay of an interval, at most the CPU time of the
     rank's helper threads counts. This amount is divided among the calls in progress in proportion
-    to their bytes. It is 0 for ranks with several intra-op threads, because the CPU time of these
-    threads cannot be distinguished from that of helper threads.
+    to their bytes. The result is 0 for ranks with several intra-op threads, because the CPU time of
+    these threads cannot be distinguished from that of helper threads.
 
     ``bytes_remain``: True if the fix lets other calls carry the bytes of the masked calls.
     """

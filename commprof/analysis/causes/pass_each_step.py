@@ -16,10 +16,10 @@ from commprof.trace.columns import Ints
 from commprof.trace.lookup import row_containing
 from commprof.trace.schema import Phase
 
-#: At least this many steps begin such a pass.
+#: Least number of steps that begin a pass over a DataLoader for a single batch.
 _LEAST = 5
-#: These are at least this fraction of the steps up to the last noted pass. A script that takes a
-#: batch of validation data in this way now and then has fewer.
+#: Steps that begin such a pass are at least this fraction of the steps up to the last noted pass.
+#: The fraction is smaller if a script takes a batch of validation data in this way now and then.
 _MOSTLY = 0.9
 #: Metadata keys of the times at which a DataLoader starts and stops its workers, which it does for
 #: each pass.
@@ -36,12 +36,12 @@ class _Begun:
     length: Ints
     #: Fraction of the steps, up to the last noted pass, in which such a pass begins.
     fraction: float
-    #: Number of such steps.
+    #: Number of steps in which such a pass begins.
     steps: int
     #: Time until the first batches came, plus the time for starting and ending workers.
     taken_ns: float
-    #: Time from the phase before to the phase after each pass, in which its iterator is made and
-    #: deleted; the script may do other work in it.
+    #: Time from the end of the phase before each pass to the begin of the phase after it. In this
+    #: time the iterator of the pass is made and deleted; the script may do other work in it.
     around_ns: float
 
 
@@ -62,7 +62,7 @@ def _begun(facts: Facts, position: int) -> _Begun:
 
 
 def _around_ns(calls: RankCalls, begun: DataPasses) -> float:
-    """Total time from the phase before to the phase after each pass."""
+    """Total time from the end of the phase before each pass to the begin of the phase after it."""
     phases, steps = columns.phases(calls.trace), columns.steps(calls.trace)
     mine = (phases.thread == steps.thread[0]) & (phases.key != Phase.DATA)
     ended = np.append(0, np.sort(phases.end_ns[mine]))
@@ -101,10 +101,11 @@ CAUSE = CatalogueCause(
     needs=(Figure.PARTS,),
     rule=_rule,
     looks_like=(
-        f"In at least {_MOSTLY:.0%} of the steps, and in {_LEAST} of them, each rank begins a pass "
-        "over a DataLoader of at least two batches and takes a single batch of it. Loading these "
-        f"batches, with starting and ending workers, takes at least {WORTH_NAMING:.0%} of the "
-        "step. Not named in recordings of other tools, which do not show these passes."
+        f"In at least {_MOSTLY:.0%} of the steps, and in at least {_LEAST} steps, each rank begins "
+        "a pass over a DataLoader of at least two batches and takes a single batch of it. Loading "
+        f"these batches, with starting and ending workers, takes at least {WORTH_NAMING:.0%} of "
+        "the step. This cause is not named in recordings of other tools, which do not show these "
+        "passes."
     ),
     why=(
         "`next(iter(loader))` in the loop makes a new iterator for each batch: it draws the order "

@@ -25,7 +25,7 @@ _CONTENT = tuple(
     OPS.index(op)
     for op in ("all_gather", "broadcast", "gather", "scatter", "all_gather_into_tensor")
 )
-#: By the operation that carries the pickled bytes: the function of torch.distributed that pickles.
+#: Function of torch.distributed that pickles, by the operation with which it sends the pickle.
 _FUNCTIONS = {
     "all_gather": "all_gather_object",
     "all_gather_into_tensor": "all_gather_object",
@@ -251,7 +251,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _fix(name: str, mean_bytes: float) -> str:
-    """Returns a fix for objects of this size; empty if the cause's fix, for numbers, may fit."""
+    """Returns a fix for objects of this size; empty if ``CAUSE.fix``, a tensor, may do instead."""
     if mean_bytes > _NUMBERS_BYTES:
         return (
             "if YOUR_STEP % 100 == 0:  # only in steps that use what was exchanged\n"
@@ -274,13 +274,13 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        f"In at least {_LEAST_FRACTION:.0%} of the steps, and in {_LEAST_STEPS} of them, a "
+        f"In at least {_LEAST_FRACTION:.0%} of the steps, and in at least {_LEAST_STEPS} steps, a "
         "collective of 64-bit integers is immediately followed, in the same "
         "group, by a collective of bytes, as `all_gather_object`, `gather_object` and "
         "`broadcast_object_list` issue them. The time from the issue of the first to the end of "
         f"the second is at least {WORTH_NAMING:.0%} of all time, pickling included if it was "
-        "recorded. Not named if these steps have more forward passes than others, as an "
-        "evaluation has."
+        "recorded. This cause is not named if these steps have more forward passes than others, as "
+        "steps with an evaluation have."
     ),
     why=(
         "The object functions of torch.distributed pickle the object, exchange the size of the "

@@ -15,7 +15,7 @@ _SENDS, _RECEIVES = ("send",), ("recv",)
 #: Least idle time that the schedule causes, and least time for which the stages wait for messages:
 #: both are fractions of the step.
 _IDLE, _WAITING = 0.2, 0.1
-#: Micro batches per stage that leave a fifth of the step idle, or less.
+#: With this many micro batches per stage, the schedule leaves at most a fifth of the step idle.
 _ENOUGH = 4
 
 
@@ -125,7 +125,8 @@ CAUSE = CatalogueCause(
         "from torch.distributed.pipelining import Schedule1F1B\n\n"
         "# YOUR_STAGE: a PipelineStage; n_microbatches must divide the batch's size\n"
         "schedule = Schedule1F1B(YOUR_STAGE, n_microbatches=8, loss_fn=YOUR_LOSS)\n"
-        "schedule.step(YOUR_BATCH, target=YOUR_TARGETS)  # stages in between: step()"
+        "schedule.step(YOUR_BATCH, target=YOUR_TARGETS)\n"
+        "# stages between the first and the last call schedule.step() without arguments"
     ),
     source="https://github.com/huggingface/transformers/issues/9766",
 )

@@ -196,8 +196,8 @@ ASYNCHRONOUS = (
     "# a checkpoint: every rank calls this, and writes its part in the background\n"
     "from torch.distributed.checkpoint import async_save\n\n"
     'group = torch.distributed.new_group(backend="gloo")  # once; no other calls use it\n'
-    "# in a folder of its own: a job that is killed while it overwrites an older checkpoint\n"
-    "# leaves a mixture of both\n"
+    "# each checkpoint has its own folder: a job that is killed while it overwrites an\n"
+    "# older checkpoint leaves a mixture of both\n"
     'saving = async_save({"model": YOUR_MODEL.state_dict()},\n'
     '                    checkpoint_id=f"{YOUR_FOLDER}/{YOUR_STEP}", process_group=group)\n'
     "# before the next checkpoint: saving.result()\n"

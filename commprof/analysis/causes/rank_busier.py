@@ -36,7 +36,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _saving(facts: Facts, rank: int) -> Saving | None:
-    """Replays the steps with as much work outside of phases on this rank as on the others."""
+    """Replays the steps as if this rank had no more work outside of phases than the others."""
     gains = facts.world.gains
     rows = [row for row in gains.gains if row.rank == rank] if gains is not None else []
     rows = [row for row in rows if row.phase == "other"] or [r for r in rows if r.change == "rank"]
@@ -60,7 +60,8 @@ CAUSE = CatalogueCause(
         "thread; let each rank choose its samples with a generator of the same seed."
     ),
     gain_note=(
-        "The steps are replayed with as much work outside of phases on this rank as on the others."
+        "The steps are replayed as if this rank had no more work than the others outside of "
+        "loading, forward, backward and updates."
     ),
     fix=(
         "if YOUR_STEP % 100 == 0:\n"

@@ -17,7 +17,7 @@ _SHARE = 0.05
 #: Least number of long steps of each rank that takes turns, and largest share of the waiting that
 #: one rank may cause.
 _LEAST, _ONE_RANK = 2, 0.8
-#: Only one rank works long in at least this fraction of the long steps.
+#: In at least this fraction of the long steps, only one rank works long.
 _ALONE = 0.9
 #: At least this fraction of the unusual work lies outside of forward, backward and updates: slow
 #: compute inside of them has other causes.

@@ -23,7 +23,7 @@ _USUAL = 0.9
 def _passes(calls: RankCalls) -> int:
     """Median number of backward passes of a measured step; 0 if a step has more than one update.
 
-    Passes with updates of their own are no micro batches, as in a GAN or PPO's minibatches.
+    Passes with updates of their own, as in a GAN or PPO's minibatches, are no micro batches.
     """
     phases = columns.phases(calls.trace)
     chosen = among(phases.key, Phase.BACKWARD, Phase.OPTIMIZER)
@@ -107,11 +107,11 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        f"Steps have at least {_LEAST} backward passes before one update. Nine of ten steps have "
-        "at least as many calls of one operation, group and size as passes. The calls have at most "
-        "256 bytes and are made outside of forward and backward, with a phase between any two of "
-        "them, and the training thread waits for them. All but the last of these calls take at "
-        f"least {WORTH_NAMING:.0%} of the step."
+        f"Steps have at least {_LEAST} backward passes before one update. In nine of ten steps, "
+        "the calls of one operation, group and size are at least as many as these passes. The "
+        "calls have at most 256 bytes and are made outside of forward and backward, and the "
+        "training thread waits for them. Between any two of them lies a pass, an update or "
+        f"loading. All but the last of these calls take at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "A loss that is only shown, a number of tokens or a flag needs no exchange in each micro "

@@ -24,8 +24,8 @@ from commprof.trace.schema import ELEMENT_BYTES, OPS, Phase
 _SCALAR_BYTES = 256
 #: A call of up to this size within forward holds single numbers; statistics of layers are larger.
 _NUMBERS_BYTES = 16
-#: Work between the calls of a loss is at most this fraction of the forward passes' own work: layers
-#: do most of a forward pass between their calls.
+#: Work between the calls of a loss is at most this fraction of the forward passes' own work. If
+#: layers make calls, most of a forward pass lies between these calls.
 _OF_FORWARD = 0.25
 #: Least number of calls that follow one another.
 _LEAST = 3
@@ -47,10 +47,11 @@ def small(calls: RankCalls) -> Mask:
 
 
 def of_loss(calls: RankCalls) -> Mask:
-    """Small calls of a loss that is computed in the forward pass, such as numbers of samples.
+    """Small calls of a loss that is computed in forward, such as the reduction of a sample count.
 
-    They follow one another with hardly any work between them, and nothing like them is in backward:
-    the statistics of a layer are between computations of layers, and have gradients.
+    They follow one another with hardly any work between them, and backward has no such calls. Calls
+    for the statistics of layers differ in both: layers compute between them, and the statistics
+    have gradients, which are exchanged in backward.
     """
     mask: Mask = (
         calls.chosen(_OPS)

@@ -17,7 +17,7 @@ from commprof.trace.operations import codes_of
 from commprof.trace.schema import Phase
 
 _OPS = ("all_reduce", "all_gather", "all_gather_into_tensor")
-#: Largest mean size: statistics of 4,096 channels.
+#: Largest mean size of the calls, in bytes: that of statistics of 4,096 channels.
 _MEAN_BYTES = 2**15
 #: Fewest calls of a forward pass.
 _LEAST = 4
@@ -139,8 +139,8 @@ CAUSE = CatalogueCause(
         f"DDP exchanges the job's gradients. Forward passes have at least {_LEAST} "
         "all-reduces or all-gathers per step, over the ranks that share gradients, of at most "
         f"{_MEAN_BYTES // 2**10} KiB on average, and the training thread waits for each. With "
-        f"their counterparts in backward they take at least {_SHARE:.0%} of the step. Not named if "
-        "forward passes have all-to-alls, as models with layers of experts have."
+        f"their counterparts in backward they take at least {_SHARE:.0%} of the step. This cause "
+        "is not named if forward passes have all-to-alls, as in models with layers of experts."
     ),
     why=(
         "SyncBatchNorm takes means over the batches of all ranks. For this, each such layer waits "

@@ -23,9 +23,10 @@ from commprof.trace.schema import OPS, REDUCE_OPS
 _LEAST = 4
 #: If the mean call is larger, most of its time is transfer, which joining does not save.
 _MEAN_BYTES = 2**20
-#: A burst counts as gradients if it has at least this fraction of the trained parameters' bytes.
+#: The tensors of a step count as large as the model if they have at least this fraction of the
+#: trained parameters' bytes.
 _GRADIENTS = 0.5
-#: By operation: begin of the sentence if the tensors of a step are together as large as the model.
+#: Begin of the evidence's text, by operation, if the tensors of a step count as large as the model.
 _SUBJECTS = {
     "all_reduce": "Tensors that together are as large as the model are all-reduced",
     "reduce": "Tensors that together are as large as the model are reduced",
@@ -33,7 +34,7 @@ _SUBJECTS = {
     "all_gather": "Tensors that together are as large as the model are gathered",
     "all_gather_into_tensor": "Tensors that together are as large as the model are gathered",
 }
-#: By operation: begin of the sentence if, besides, the calls lie between backward and the update.
+#: The same, if the calls also lie between backward and the update.
 _OF_GRADIENTS = {
     "all_reduce": "The gradients are averaged",
     "reduce": "The gradients are each summed on one rank",
@@ -50,7 +51,7 @@ def _seen(calls: RankCalls, ops: Sequence[str]) -> Bursts:
 
 
 def _longest_first(calls: RankCalls) -> list[str]:
-    """Operations in series, first the one whose series of calls take the longest in all."""
+    """Operations whose calls form series, those that take the longest in all first."""
     in_series = _seen(calls, tuple(_SUBJECTS)).all_calls
     of_ops = {
         op: calls.blocked_ns(in_series & (calls.table.op == OPS.index(op))) for op in _SUBJECTS
@@ -126,7 +127,7 @@ def _fix(op: str, of: Bursts, world_size: int, of_gradients: bool) -> str:
         arguments.append("group=YOUR_GROUP")
     of_root = " and one root" * (len(roots) > 1 and op in ("broadcast", "reduce"))
     lines = [
-        f"tensors = list(YOUR_TENSORS)  # those of the calls, of one type{of_root}",
+        f"tensors = list(YOUR_TENSORS)  # the calls' tensors, all of one type{of_root}",
         "flat = torch.cat([tensor.reshape(-1) for tensor in tensors])",
     ]
     if op in ("all_gather", "all_gather_into_tensor"):
@@ -134,7 +135,7 @@ def _fix(op: str, of: Bursts, world_size: int, of_gradients: bool) -> str:
             [
                 *lines,
                 f"ranks = torch.distributed.get_world_size({'' if whole else 'YOUR_GROUP'})",
-                "gathered = flat.new_empty(ranks, flat.numel())  # a row of each rank",
+                "gathered = flat.new_empty(ranks, flat.numel())  # one row per rank",
                 f"torch.distributed.all_gather_into_tensor({', '.join(['gathered', *arguments])})",
             ]
         )
@@ -166,8 +167,8 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"In a typical step at least {_LEAST} calls of one operation and group follow one another "
-        "outside of forward and backward, and the training thread waits for each, mostly for "
-        "longer than it works between two of them. Their mean size "
+        "outside of forward and backward, and the training thread waits for each. In the median it "
+        "waits for a call at least as long as it works between two calls. Their mean size "
         f"is at most {_MEAN_BYTES // 2**20} MiB. The time from the end of the first to the end of "
         f"the last is at least {WORTH_NAMING:.0%} of the step."
     ),

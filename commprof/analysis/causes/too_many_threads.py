@@ -32,7 +32,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _fix(facts: Facts, call: str) -> str:
-    """Returns the call that sets the number of threads, in place of such a call of the script."""
+    """Returns ``call``; if the script has such a call, returns an edit that replaces that one."""
     site = facts.script.only("set_num_threads")
     if site is None or not site.is_whole:
         return call

@@ -57,7 +57,7 @@ def saving_without(
     usual step.
 
     Args:
-        facts: facts about the world size.
+        facts: facts about the job at one world size.
         steps: result of :func:`long_steps`.
         places: indices of the ranks.
         is_divided: True if all ranks share the removed work equally, instead of nobody doing it.
@@ -104,8 +104,8 @@ def long_steps(facts: Facts) -> LongSteps | None:
     typical = float(np.median(measured.table("wall")))
     least = max(_OF_STEP * typical, ms_to_ns(LEAST_MS))
     is_long = beyond > np.maximum(limit, least)[:, np.newaxis]
-    # [step, origin]: sums over all ranks that waited. A table for each waiting rank would take
-    # memory for all pairs of ranks.
+    # [step, rank]: time for which all ranks together waited for this rank. A table for each
+    # waiting rank would take memory for all pairs of ranks.
     waited = of_ranks(measured.caused_in_all(np.ones(facts.steps, dtype=np.bool_)))
     cost = np.zeros(is_long.shape)
     for position, rank in enumerate(ranks):

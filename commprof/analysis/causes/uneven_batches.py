@@ -19,8 +19,8 @@ _SPREAD = 0.05
 #: Least standard deviation of a rank's compute over the steps, as a fraction of its mean. Compute
 #: of equal batches varies less. Time in which a rank lacked a core is not counted.
 _VARIES = 0.3
-#: Least correlation between the excess of forward and the excess of backward over the mean rank. A
-#: larger batch lengthens forward and backward, a disturbance only one of them.
+#: Least correlation of two times: by how much a rank's forward is longer than the mean rank's, and
+#: its backward likewise. A larger batch lengthens both, a disturbance only one of them.
 _TOGETHER = 0.8
 #: Largest fraction of the steps in which the same rank computes the longest.
 _ONE_RANK = 0.8
@@ -59,7 +59,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _beyond_mean(work_ns: Floats) -> Floats:
-    """Returns each rank's excess over the mean rank by step, minus its mean excess."""
+    """Returns each rank's excess over the mean rank in each step, minus the rank's mean excess."""
     beyond: Floats = work_ns - work_ns.mean(axis=0)
     return beyond - beyond.mean(axis=1, keepdims=True)
 
@@ -93,7 +93,7 @@ CAUSE = CatalogueCause(
         f"least {_VARIES:.0%} from step to step, in forward and backward alike (correlation at "
         f"least {_TOGETHER:g}). The rank that computes the longest exceeds the mean rank by at "
         f"least {_SPREAD:.0%} of the step, and no rank is the longest in more than {_ONE_RANK:.0%} "
-        "of the steps. Not named on GPUs."
+        "of the steps. This cause is not named for jobs on GPUs."
     ),
     why=(
         "Every step takes as long as the rank with the most work, and all others wait for it. If "
@@ -110,7 +110,7 @@ CAUSE = CatalogueCause(
         "rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()\n"
         "lengths = [len(sample[0]) for sample in YOUR_DATA]\n"
         "order = sorted(range(len(lengths)), key=lengths.__getitem__)\n"
-        "mine = order[rank : len(order) // ranks * ranks : ranks]  # one of each length\n"
+        "mine = order[rank : len(order) // ranks * ranks : ranks]  # dealt out in turn\n"
         "batches = list(torch.tensor(mine).split(YOUR_BATCH_SIZE))\n"
         "# in each epoch: random.Random(epoch).shuffle(batches), then a new\n"
         "# DataLoader(YOUR_DATA, batch_sampler=batches)"

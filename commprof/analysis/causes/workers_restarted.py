@@ -103,8 +103,8 @@ CAUSE = CatalogueCause(
     looks_like=(
         f"Each rank starts workers of a DataLoader at least {_LEAST} times in its measured steps. "
         "Starting and ending them, and waiting longer for the first batch than for a usual batch, "
-        f"takes at least {WORTH_NAMING:.0%} of all time. Not named in recordings of other tools, "
-        "which do not show when workers start."
+        f"takes at least {WORTH_NAMING:.0%} of all time. This cause is not named in recordings of "
+        "other tools, which do not show when workers start."
     ),
     why=(
         "With `num_workers` a DataLoader starts that many processes for each pass over the data, "

@@ -145,8 +145,8 @@ def _network(run: WorldRun, ranks: Sequence[Observed], are_sampled: bool) -> Cro
     return network_check(run.world_size, traces, payload)
 
 
-#: Largest relative difference that counts as agreement. The formulas leave out a few bytes:
-#: gradient clipping all-reduces a norm.
+#: Largest relative difference that counts as agreement. The formulas leave out a few bytes, such as
+#: the norm that is all-reduced to clip gradients.
 _SAME = 0.001
 
 

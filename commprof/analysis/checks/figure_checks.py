@@ -163,7 +163,7 @@ def _of(rank: int, log: Mapping[str, Any], ours: OfRank) -> list[CrossCheck]:
 def _bytes(logged: int, log: Mapping[str, Any], ours: OfRank, where: str) -> CrossCheck:
     own = log.get("own_exchange")
     if isinstance(own, str) and own and not ours.buckets_seen:
-        # The hook decides what to send, how often and in which type.
+        # What ``own`` names decides what is sent, how often and in which type.
         return missing(
             "ddp_bytes",
             *_DDP_FIGURES["ddp_bytes"],
@@ -230,7 +230,7 @@ def network_check(
 def _sent_by_hosts(
     places: Sequence[Host | None], sent: Sequence[Mapping[str, int]]
 ) -> tuple[set[str], int, int]:
-    """Returns the names of the interfaces in use, the bytes that they sent, and how many hosts.
+    """Returns the interfaces in use, the bytes that they sent, and the number of hosts.
 
     ``places`` holds each rank's host. ``sent`` holds, for each rank, the bytes that each interface
     sent according to the rank's trace.

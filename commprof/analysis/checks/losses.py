@@ -106,7 +106,7 @@ TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
 
 @dataclass(frozen=True)
 class LossAgreement:
-    """Comparison of the loss curves of world sizes, which must be equal except for rounding."""
+    """Comparison of loss curves at several world sizes, which must be equal except for rounding."""
 
     world_sizes: tuple[int, ...]
     #: Steps compared: those before the first whose number of samples differs between world sizes.
