@@ -178,7 +178,7 @@ def compare_runs(
     a: tuple[RunResult, Sequence[WorldDetail]],
     b: tuple[RunResult, Sequence[WorldDetail]],
 ) -> RunComparison:
-    """Compares two runs, each as ``analyse_in_detail`` returns it, with ``steps_only`` or not."""
+    """Compares two runs as ``analyse_in_detail`` returns them, with or without ``steps_only``."""
     ours, theirs = ({detail.world_size: detail for detail in run[1]} for run in (a, b))
     both = sorted(ours.keys() & theirs.keys())
     worlds = [_world(ours[size], theirs[size]) for size in both]

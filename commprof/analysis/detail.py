@@ -20,7 +20,7 @@ from commprof.units import NS_PER_MS
 
 #: Parts of "other" on a device, which add up to it; NaN if no kernels were recorded.
 OF_OTHER = ("unphased_compute", "copies", "idle")
-#: Names of ``WorldDetail.parts_ms``. The parts before "wait" add up to "step"; "wait" and
+#: Names of ``WorldDetail.parts_ms``. The parts from "data" to "other" add up to "step"; "wait" and
 #: "transfer" are parts of "exposed".
 PARTS = (
     *("step", "data", "forward", "backward", "exposed", "optimizer", "other"),

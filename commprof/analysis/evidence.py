@@ -37,7 +37,8 @@ _FEW = 0.01
 #: If a rank's recording lacks up to this fraction of the collectives that other ranks recorded, the
 #: figures hardly change.
 _SOME = 0.1
-#: A rank is called late only if at least this fraction of the exposed time is split.
+#: A rank is called late only if at least this fraction of the exposed time is split into waiting
+#: and transfer.
 _HALF = 0.5
 #: A rank stands out if it caused this share of all waiting, even if no test over the steps names
 #: it.

@@ -66,7 +66,7 @@ class SmallCalls:
     def remedy(self) -> str:
         """Advice on fewer or larger calls, as the end of a sentence."""
         if self.op.startswith(("send", "recv")):
-            return "send fewer and larger messages, for example of larger micro batches"
+            return "send fewer and larger messages, for example with larger micro batches"
         if self.of_script_gradients:
             return (
                 "if these are gradients of parameters, let DistributedDataParallel join them into "
@@ -74,7 +74,10 @@ class SmallCalls:
             )
         if self.calls_per_step < 1.5:
             return "make such a call less often than once per step"
-        return "join those whose results are not used in between, or make them in fewer steps"
+        return (
+            "join calls whose results are not used before the next call, or make the calls in "
+            "fewer steps"
+        )
 
     @property
     def name(self) -> str:
@@ -133,7 +136,8 @@ def _held_by(
     op = most.kind.op
     of_script = not of_buckets and op.startswith(_GRADIENTS) and _of_backward(most)
     is_one = of_script and world.communication.sharding is None
-    # If a communication hook exchanges a model's gradients, the model is a DDP model.
+    # ``no_ddp`` has another text if a communication hook exchanges the gradients, because a model
+    # with such a hook is a DDP model.
     is_one = is_one and world.communication.no_ddp == NO_DDP_MODEL
     return SmallCalls(
         *(number, mean, min(1.0, share), of_buckets, op, caller, caller_share, is_one, ops)
@@ -187,7 +191,8 @@ def cap_to_try_mb(world: WorldResult, step: MeanStep, serial: bool = False) -> i
     return next((cap for cap in caps if largest_bytes > cap * 2**20), None)
 
 
-#: An exchange is serial if work hides less than this fraction of the part that backward could hide.
+#: An exchange is serial if work hides less than this fraction of the communication that backward
+#: could hide.
 _OVERLAPS: Final = 0.2
 
 

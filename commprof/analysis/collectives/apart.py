@@ -46,12 +46,14 @@ class TrainedApart:
 def trained_apart(
     ranks: Sequence[Exchanged], world_size: int, sees_all: bool
 ) -> TrainedApart | None:
-    """Returns what is trained apart; None if nothing is, or if too little is known to say so.
+    """Finds ranks or parameters that are trained apart, without an exchange of gradients.
+
+    None if there are none, or if too little is known to say so.
 
     Args:
         ranks: what each recorded rank trained and exchanged.
         world_size: number of ranks of the job.
-        sees_all: False if capture cannot see all collectives, as in pure Python.
+        sees_all: False if capture cannot see all collectives, for example capture in pure Python.
     """
     training = [rank for rank in ranks if rank.trains]
     if world_size < 2 or len(training) < 2:
@@ -112,7 +114,7 @@ def _of_ranks(training: Sequence[Exchanged], together: tuple[tuple[int, ...], ..
 
 
 def _seen(training: Sequence[Exchanged]) -> str:
-    """Returns a clause on calls that exchanged other data than gradients; empty without any."""
+    """Returns a clause on calls that exchanged no gradients but other data; empty if none did."""
     calls: Mapping[str, int] = {}
     for rank in training:
         for each in rank.groups:
@@ -145,7 +147,8 @@ def _of_parameters(
         outside = trained.outside_ddp_bytes
         if trained.ddp_bytes == 0 or outside < _WORTH_A_WORD * trained.parameter_bytes:
             return None
-        # other calls exchanged all of these parameters, maybe in half precision
+        # Calls outside of DDP exchanged enough bytes for the gradients of all these parameters, if
+        # the gradients were sent in half precision.
         if rank.beside_ddp_bytes >= outside / 2:
             return None
         apart.append((outside, trained.parameter_bytes))

@@ -50,11 +50,11 @@ def step_times(seen: MeasuredWorld, row: int) -> tuple[Ints, Ints]:
 
 
 def wait_columns(seen: MeasuredWorld, row: int, evidence: Evidence) -> Columns:
-    """Returns one rank's waiting, by step, by rank where a wait began, and by that rank's activity.
+    """Returns one rank's waiting, split by step, and by the rank and the activity that caused it.
 
-    There is a row for each part that is not 0. The parts add up to the rank's waiting, except for
-    waits whose origin is not a rank of the job. The columns are empty if ``evidence`` does not
-    support them.
+    The activity is one of the causing rank. There is a row for each part that is not 0. The parts
+    add up to the rank's waiting, except for waits whose origin is not a rank of the job. The
+    columns are empty if ``evidence`` does not support them.
     """
     part = seen.measured[row]
     rows = slice(None) if evidence.supports(Figure.SPLIT) else slice(0)
@@ -95,7 +95,7 @@ def _kinds(calls: Calls, groups: Sequence[str], trace: Trace) -> Columns:
     dtypes: Sequence[str] = trace.metadata["dtypes"]
     is_barrier = _by_code(calls.op, lambda code: family(op_name(code)) == "barrier")
     is_named = _by_code(calls.dtype, lambda code: code < len(dtypes) and dtypes[code] != "")
-    # If a profiler's recording lacks the type of a call, it lacks the size too.
+    # If a profiler's recording lacks the data type of a call, it lacks the size too.
     unsaid = ~is_named & ~is_barrier & (trace.metadata["capture"] == TORCH_PROFILER)
     has_size = calls.size_bytes > 0
     return {

@@ -55,7 +55,7 @@ from commprof.trace.schema import (
     Phase,
 )
 
-#: torch's default for a process group, assumed if the trace does not hold the number.
+#: torch's default number of threads of a process group, assumed if the trace does not tell it.
 DEFAULT_GLOO_THREADS = 2
 #: Number of streams of a process group on a device.
 DEVICE_STREAMS = 1
@@ -155,7 +155,8 @@ def _starts_at_once(traces: Sequence[Trace], tables: Sequence[Collectives]) -> I
 
 def _starts_of(trace: Trace, table: Collectives) -> Ints:
     if trace.device_activity is not None:
-        return table.issue_ns  # on a device, starts are the times at which kernels began
+        # In a recording with a device's kernels, the time of issue is the begin of the kernel.
+        return table.issue_ns
     start = np.zeros(len(table), dtype=np.int64)
     unqueued = among(table.op, *_UNQUEUED)
     on_device = _on_timed_device(trace, table)
@@ -240,7 +241,8 @@ def fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
     if threads > _FEW_THREADS:
         return _fifo_starts(issue_ns, end_ns, threads)
     # Round k leaves in ``before``, per call, the k-th largest end among the calls before it.
-    # In ``latest``, each call passes on the smaller of its end and this one to the next round.
+    # The smaller of this end and the call's entry in ``latest`` (at first its own end) becomes the
+    # call's entry for the next round.
     latest = end_ns
     for _ in range(threads):
         before = np.zeros_like(latest)
@@ -332,8 +334,8 @@ def calls_of(
         traces: traces of the ranks.
         tables: collectives of each trace.
         measured_steps: numbers of the measured steps; None for the whole recording.
-        clocks_shared: True if the traces' times are on one clock; otherwise wait and both
-            transfers are unknown.
+        clocks_shared: True if the traces' times are on one clock; otherwise ``wait_ns``,
+            ``transfer_ns`` and ``common_transfer_ns`` are unknown.
     """
     chosen, exposed, phase, stack = (
         joined_column(parts)
@@ -488,7 +490,8 @@ def _phases_of(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Ints:
         for trace, table, part in zip(traces, tables, np.split(in_phase, first), strict=True):
             if trace.recorded is not None and trace.recorded.phase is not None:
                 part[:] = trace.recorded.phase[table.op_id - 1]
-    # On a device, a stream may be ready for a collective of backward before backward begins.
+    # The collectives of a backward pass are of backward whenever they were issued: on a device, the
+    # stream may be ready for one of them before the phase begins.
     return np.where(joined(tables, "graph_task") >= 0, int(Phase.BACKWARD), in_phase)
 
 

@@ -51,10 +51,11 @@ def pass_of(trace: Trace, table: Collectives, row: int) -> str:
 
 
 def by_another_thread(trace: Trace, table: Collectives, row: int) -> bool:
-    """True if a call is of another thread than the rank's steps and phases, and of no pass.
+    """True if no pass issued a call, and its thread runs none of the rank's steps and phases.
 
-    A backward pass on a device issues its calls in a thread of autograd, while the script waits.
-    False if the rank has neither a step nor a phase.
+    The thread alone does not tell: a backward pass on a device issues its calls in a thread of
+    autograd, while the script waits. False if the rank has neither a step nor a phase, or if
+    another profiler recorded it.
     """
     threads = np.concatenate([columns.steps(trace).thread, columns.phases(trace).thread])
     is_other = len(threads) > 0 and not (threads == table.thread[row]).any()
@@ -65,10 +66,11 @@ def library_of(trace: Trace, table: Collectives, row: int) -> str:
     """Returns what issued a call of a forward pass: DDP, or the library that shards the model.
 
     DDP sends its buffers, and a sharded model gathers its parameters. The frames of the call tell
-    which of them it was. Without frames, the models that the rank is known to have trained decide.
+    which of them it was. If the call has no frames, the answer depends on which kinds of models the
+    rank is known to have trained. This also holds for an all-gather without frames of FSDP.
 
     Returns:
-        DDP or SHARDED; empty if the call is of neither, as those of layers that communicate
+        DDP or SHARDED; empty if neither issued the call, as for layers that communicate
         themselves, or if this is not known.
     """
     frames, trained = _frames(trace, table, row), trained_by(trace.metadata)
@@ -102,10 +104,10 @@ def advice(
     library: str,
     told: Collection[int] = (),
 ) -> str:
-    """Returns advice if the call is of different passes, or of different parts of a model.
+    """Returns advice if only some ranks run a pass, or if ranks run different parts of a model.
 
     Args:
-        passes: by rank, the pass that issued its call.
+        passes: by rank, the pass that issued its call; empty text for none.
         lines: by rank, the line at which it issued its call, as far as known.
         library: what issued the call in a forward pass, see :func:`library_of`.
         told: the ranks that are known to differ from the others; empty if none is known.
@@ -133,8 +135,8 @@ def advice(
         )
     if library == SHARDED:
         return (
-            f"{said}. All ranks must run the passes of a sharded model, and call what gathers it, "
-            "such as a full state dict."
+            f"{said}. All ranks must run the passes of a sharded model, and take part in all that "
+            "gathers it, such as a full state dict."
         )
     return (
         f"{said}. Let all ranks run that pass, or none of them: it makes a call that all ranks of "

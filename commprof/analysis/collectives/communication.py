@@ -30,7 +30,7 @@ NO_DDP_MODEL: Final = "no DDP model exchanged gradients in this run"
 class Communication(FieldGroup):
     """Collectives, traffic and exchange of parameters at one world size."""
 
-    #: Number of measured steps whose calls are counted here; in a long run, of sampled steps.
+    #: Number of measured steps whose calls are counted here; in a long run, these are a sample.
     call_steps: int
     #: Kinds of collectives, the most exposed time first.
     collectives: tuple[CollectiveRow, ...] = ()
@@ -42,8 +42,9 @@ class Communication(FieldGroup):
     host_links: HostLinks | None = None
     #: None if no parameters are sharded.
     sharding: Sharding | None = None
-    #: A clause that says why no DDP model exchanged its gradients by DDP's own all-reduce, which a
-    #: trial needs; empty if a DDP model did.
+    #: A clause that says why no DDP model exchanged its gradients by DDP's own all-reduce; empty if
+    #: a DDP model did, or if another profiler recorded the run. Trials (runs with other settings)
+    #: change only this all-reduce.
     no_ddp: str = ""
     #: Ranks or parameters that are trained without an exchange of gradients; None if there are
     #: none, or if too little is known to say so.
@@ -96,10 +97,11 @@ def _no_ddp(traces: Sequence[Trace]) -> str:
     trained = [trained_by(trace.metadata) for trace in traces]
     is_sharded = any(of_rank is None or of_rank.sharded for of_rank in trained)
     if all(map(trained_no_ddp, traces)) and not is_sharded:
-        # finalisations do not prove that there is DDP: passes with the script's own exchange have
-        # them too
+        # Records of finalisations (see ``columns.finalizations``) do not prove that there is DDP:
+        # backward passes in which the script itself exchanges gradients have them too.
         return NO_DDP_MODEL
-    by_ddp = map(columns.finalizations, traces)  # in most runs, the first rank has some
+    # Ranks are looked at only until one has finalisations: in most runs, the first one has.
+    by_ddp = map(columns.finalizations, traces)
     buckets = (columns.of_kind(trace.records, Kind.BUCKET) for trace in traces)
     if any(map(len, by_ddp)) or any(map(len, buckets)):
         return ""

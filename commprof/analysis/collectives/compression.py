@@ -105,7 +105,8 @@ class _Calls:
     scheme: npt.NDArray[np.str_]
     bucket: Ints
     size: Ints
-    #: ``[time, call]``: queue, the stages of ``STAGES``, and done.
+    #: ``[time, call]``; the times are queue, the stages of ``STAGES``, and done, as in
+    #: ``BucketTimes``.
     times_ns: Ints
     payload: Ints
     wire: Ints

@@ -7,7 +7,7 @@ overlap each other,
     exposed + compute + copies + idle = step
 
 A communication kernel is ``wait`` until the last rank has begun and ``transfer`` from then on, or
-``unsplit`` if the last begin is not known.
+``unsplit`` if it is not known when the last rank began.
 
 Kernels of several streams may run at once: communication, compute and busy are the times in which
 at least one communication kernel, at least one other kernel, or any kernel ran. Copies is the time
@@ -52,7 +52,8 @@ class KernelTimes:
     idle_ms: float
     #: This and the next two fields are sums over the communication kernels, which may overlap on
     #: several streams: time until the last rank had begun; time from then to the end; and time of
-    #: kernels whose last begin is not known. The first two are NaN if they are known for no kernel.
+    #: kernels for which it is not known when the last rank began. The first two are NaN if they are
+    #: known for no kernel.
     wait_ms: float
     transfer_ms: float
     unsplit_ms: float

@@ -64,8 +64,9 @@ class HostLinks:
     counted_bytes: float
     #: Reason why a figure is missing; empty if none is missing.
     note: str
-    #: Largest ``header_share`` of the interfaces; NaN if unknown. An interface with offload, which
-    #: accepts more than a segment at once, may count fewer headers.
+    #: Header bytes per payload byte of full segments, largest value over the interfaces; NaN if
+    #: unknown. An interface with offload, which accepts more than a segment at once, may count
+    #: fewer headers.
     header_share: float = math.nan
     #: Interfaces that exist on every host, carried nearly nothing there, and are rated no slower
     #: than the interface in use.

@@ -31,10 +31,10 @@ class OwnLine:
 
 
 def own_line(lines: LinesByNumber, at_mismatch: Mapping[int, str], seq: int) -> OwnLine | None:
-    """Finds the line of a mismatch that only some of the ranks used before.
+    """Finds the line of a mismatch at which only some of the ranks issued earlier collectives.
 
     An example is a line that only the rank that evaluates reaches. Whenever these ranks issued an
-    earlier collective at this line, the other ranks must have issued theirs at lines that all ranks
+    earlier collective at this line, the other ranks must have issued it at lines that all ranks
     use. Otherwise the ranks may just take different branches of an ``if``, which is no fault.
 
     Args:
@@ -69,7 +69,9 @@ def own_line(lines: LinesByNumber, at_mismatch: Mapping[int, str], seq: int) -> 
 
 
 def shifted_since(lines: LinesByNumber, seq: int) -> tuple[int, tuple[tuple[int, str], ...]] | None:
-    """Finds the collective from which on, up to a mismatch, ranks issued calls at different lines.
+    """Finds the first of the collectives before a mismatch that ranks issued at different lines.
+
+    The search goes back from the mismatch to the last collective that all ranks issued at one line.
 
     If a rank leaves out a call, and the next calls have the same operation and size, the ranks'
     calls are shifted against each other. The mismatch is only the first call that looks different.
@@ -105,12 +107,12 @@ def shifted_since(lines: LinesByNumber, seq: int) -> tuple[int, tuple[tuple[int,
 
 
 def is_shift(lines: LinesByNumber, first: int) -> bool:
-    """True if a rank issued some other collective at a line that another rank used for ``first``.
+    """True if a rank issued another collective at a line that some other rank used for ``first``.
 
     If not, there may be no shift: at ``first`` the ranks may just be in branches of an ``if``, such
     as one for the root of a broadcast and one for the others, and only a later call differs.
 
-    lines: as for :func:`shifted_since`.
+    lines: as for :func:`shifted_since`. first: the sequence number that this function returned.
     """
     at_first = lines.get(first, {})
     return any(

@@ -154,7 +154,10 @@ def collective_rows(
 
 
 def _rows_by_number(number: Ints) -> list[Ints]:
-    """Returns the rows that have each number; if all rows have number 0, only the first row."""
+    """Returns for each number, in ascending order, an array of the rows that have it.
+
+    If all rows have number 0, the only array holds just the first row, to save memory.
+    """
     if not number.any():
         return [np.zeros(1, dtype=np.int64)] if len(number) else []
     order = np.argsort(number, kind="stable")
@@ -183,7 +186,7 @@ def stepless_collectives(
     if any(len(columns.steps(trace)) for trace in traces) or not any(map(len, tables)):
         return None
     rows = collective_rows(matching, traces, tables, None, clocks_shared)
-    # no thread was seen, so exposed times are not known
+    # NCCL's plugin sees no thread of the program, so exposed times are not known.
     if any(trace.is_of_nccl for trace in traces):
         rows = tuple(map(CollectiveRow.unexposed, rows))
     return SteplessCollectives(world_size, rows)

@@ -135,8 +135,8 @@ class Mismatch:
     #: True if the lines also show that a call was left out or added, see
     #: ``issuing_lines.is_shift``.
     is_shift: bool = False
-    #: The line of the mismatch that only some ranks used before; None if there is no such line, or
-    #: several.
+    #: The line of the mismatch at which only some ranks issued earlier collectives; None if there
+    #: is no such line, or several.
     own_line: OwnLine | None = None
     #: Each rank and the pass (forward or backward) that issued its collective, see
     #: ``calls_of_passes.pass_of``; empty if this was not looked up.
@@ -225,7 +225,7 @@ class Mismatch:
 
     @property
     def remedy(self) -> str:
-        """Advice on the change, with the lines at which the ranks issued the collective."""
+        """Advice on what to change in the script, with the lines of the ranks if they are known."""
         told = self.told_ranks
         others = [rank for rank, _ in self.issue_ns if rank not in self.by_threads]
         if self.by_threads and others:
@@ -278,9 +278,9 @@ def common_bytes(op: int, bytes_in: int, bytes_out: int) -> int:
 
 
 def issued_of(row: Mapping[str, int], dtypes: Sequence[str]) -> Issued:
-    """Reads the fields that must agree on all ranks from an issue record.
+    """Reads, from an issue record, the fields that must be equal on all ranks.
 
-    dtypes: names of the types, by code.
+    dtypes: names of the data types, by code.
     """
     op = row["op"]
     size = common_bytes(op, row["bytes_in"], row["bytes_out"])
@@ -332,7 +332,8 @@ class MismatchFinder:
     def __init__(self) -> None:
         #: The first mismatch of each group, of at most ``_MOST_KEPT`` groups.
         self.found: list[Mismatch] = []
-        #: The members of each mismatch in ``found``, including those added after its report.
+        #: For each mismatch in ``found``, by rank: the rank's collective and its time of issue.
+        #: Includes ranks that issued it after the report of the mismatch.
         self._of_found: list[dict[int, tuple[Issued, int]]] = []
         #: Number of all mismatches.
         self.count = 0
@@ -340,7 +341,8 @@ class MismatchFinder:
         self._complete: list[tuple[tuple[str, int], dict[int, tuple[Issued, int]]]] = []
         #: The latest collectives of each group that were the same on all ranks.
         self._earlier: dict[str, deque[Issued]] = {}
-        #: Sequence number and members of the latest mismatch, for up to ``_MOST_KEPT`` groups.
+        #: By group, for up to ``_MOST_KEPT`` groups: sequence number of the latest mismatch, and
+        #: each rank's collective and its time of issue.
         self._latest: dict[str, tuple[int, dict[int, tuple[Issued, int]]]] = {}
         #: By group, the sequence number of the mismatch that was reported before the latest one.
         self._previous: dict[str, int] = {}
@@ -381,7 +383,7 @@ class MismatchFinder:
             self._differing.pop(oldest, None)
 
     def poll(self, last: bool = False) -> list[Mismatch]:
-        """Returns the mismatches that were found since the last poll and are their groups' first.
+        """Returns the first mismatch of each group, if it was found since the last poll.
 
         Args:
             last: True if no rank will issue further collectives.
@@ -417,14 +419,18 @@ class MismatchFinder:
         return [self._made(*key, members) for key, members in (*latest, *newest)]
 
     def first(self) -> list[Mismatch]:
-        """Returns ``found`` with all ranks that have issued the collective by now."""
+        """Returns ``found``, each mismatch with all ranks that issued its collective by now."""
         return [
             mismatch_of(mismatch.group, mismatch.seq, members, mismatch.usual)
             for mismatch, members in zip(self.found, self._of_found, strict=True)
         ]
 
     def agree_since(self, group: str, seq: int) -> int:
-        """Returns the sequence number after a group's last mismatch before ``seq``; 0 if none."""
+        """Returns the sequence number from which on a group's collectives agree up to ``seq``.
+
+        This is 1 more than that of the group's last known mismatch before ``seq``; 0 if there is
+        none.
+        """
         keys = [*self._differing, *(key for key, _ in self._complete)]
         numbers = {number for name, number in keys if name == group}
         if group in self._latest:
@@ -719,7 +725,9 @@ def mismatch_of(
 
 
 def with_lines(mismatch: Mismatch, paths: LinesByNumber, agree_since: int = 0) -> Mismatch:
-    """Returns a mismatch with what the lines of the script tell of it.
+    """Returns a copy of a mismatch with the fields that follow from the lines of the script.
+
+    These are ``lines``, ``shifted``, ``is_shift`` and ``own_line``.
 
     Args:
         mismatch: the mismatch.

@@ -102,7 +102,7 @@ class NcclRow:
     phases: tuple[tuple[str, int], ...]
     #: Indices of the DDP buckets that these operations reduced.
     buckets: tuple[int, ...]
-    #: Number of steps in which the operations began; 0 without steps.
+    #: Number of steps in which the operations began; 0 if none began in a recorded step.
     steps: int
     times: NcclTimes
     #: None if NCCL's proxy was not recorded, or sent nothing.
@@ -111,7 +111,11 @@ class NcclRow:
 
 @dataclass(frozen=True)
 class NcclLink:
-    """Sends from one rank to another; global ranks, if they are known."""
+    """Sends from one rank to another.
+
+    Both are global ranks. If that of the receiver is not known, ``to_rank`` is its rank in the
+    communicator, as "1 of" and the communicator's label.
+    """
 
     communicator: str
     from_rank: str
@@ -145,7 +149,7 @@ class WaitsCompared:
 
 @dataclass(frozen=True)
 class NcclWorld:
-    """Figures of the plugin's records at one world size."""
+    """Figures of NCCL's operations at one world size, from records of its profiler plugin."""
 
     world_size: int
     rows: tuple[NcclRow, ...]
@@ -153,7 +157,7 @@ class NcclWorld:
     links: tuple[NcclLink, ...]
     #: Number of transfers that this job's processes made for operations of other processes.
     for_others: int
-    #: Largest index of a CUDA graph's replay over all operations; 0 if no graph was replayed.
+    #: Largest number of times that a CUDA graph with operations of NCCL was replayed; 0 for none.
     replays: int
     #: None if the clocks cannot be compared, or if no collective has both waits.
     waits: WaitsCompared | None

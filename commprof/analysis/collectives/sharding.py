@@ -167,9 +167,10 @@ def _rows(trace: Trace, table: Collectives, measured: Ints) -> Iterator[_Row]:
 def _of_part(trace: Trace, table: Collectives, begin_ns: int) -> dict[str, Mask]:
     """Returns a mask over the table for each part.
 
-    Sequence parallelism gathers and reduce-scatters activations, in a process group whose first
-    reduce-scatter is issued in forward. Tensor parallelism sums gradients of activations in
-    backward. An all-reduce between model replicas sums the result of the reduce-scatter before it.
+    Calls on activations are left out. Sequence parallelism gathers and reduce-scatters them, in a
+    process group whose first reduce-scatter is issued in forward. Tensor parallelism sums their
+    gradients in backward, by all-reduces. An all-reduce between model replicas is told apart from
+    these: it sums the result of the reduce-scatter before it.
 
     Args:
         trace: the rank's recording.

@@ -231,10 +231,10 @@ def test_calls_too_small_to_compress_get_no_trial() -> None:
     step = mean_step(detail(2, backward=50, transfer=30))
     found = next_step(run(), of, step, dict.fromkeys(PARTS, ""), exchange(of, step))
     assert found == NextStep(
-        "First look at the small calls: join those whose results are not used in between, or make "
-        "them in fewer steps. 67% of the exposed time is in 5 all_gather calls per step (8 bytes "
-        "on average) at train.py:12 loop. Neither compression nor other buckets would shorten "
-        "them.",
+        "First look at the small calls: join calls whose results are not used before the next "
+        "call, or make the calls in fewer steps. 67% of the exposed time is in 5 all_gather calls "
+        "per step (8 bytes on average) at train.py:12 loop. Neither compression nor other buckets "
+        "would shorten them.",
         "",
     )
 
