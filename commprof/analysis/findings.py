@@ -1,7 +1,8 @@
 """Facts that limit how far the figures of one world size can be trusted.
 
-Each fact is defined once, with its figures and sentences. Card, verdict, caveats, pages and the
-JSON result choose from this single list, so that a fact has the same figures everywhere.
+Each fact is defined once, with its figures and sentences. The run's summary card, the verdict, the
+caveats, the pages and the JSON result choose from this single list, so that a fact has the same
+figures everywhere.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from commprof.analysis.step.waiting import NOT_SPLIT, is_split
 from commprof.analysis.world import WorldResult
 from commprof.text import counted, in_ms, in_seconds, listed, named_ranks, plural
 
-#: With fewer measured steps than this, the spread is hardly known.
+#: With fewer measured steps than this, the spread of step times is hardly known.
 FEW_STEPS = 10
 #: Some exposed time cannot be split into waiting and transfer. It is mentioned only if it is more
 #: than this fraction of the exposed time.
@@ -62,7 +63,7 @@ def findings(context: Mapping[str, Any], world: WorldResult) -> tuple[RunFinding
 
 
 def briefs(context: Mapping[str, Any], world: WorldResult) -> Mapping[str, str]:
-    """Returns the sentences for the card, by kind."""
+    """Returns the sentences for the run's summary card, by kind of finding."""
     return {fact.kind: fact.brief for fact in findings(context, world) if fact.brief}
 
 
@@ -135,10 +136,10 @@ def _sampled(world: WorldResult) -> Iterator[RunFinding]:
         return
     said = listed([f"{first} to {last}" for first, last in stretches])
     recording, measured = world.recording, world.timing.measured_steps
-    rest = "Steps, their parts, waiting, the late rank and incidents are of all steps."
+    rest = "Step times, their parts, waiting, the late rank and incidents come from all steps."
     if recording.left_out_steps:
         rest = (
-            "Steps, their parts, waiting, the late rank and changes of speed are of "
+            "Step times, their parts, waiting, the late rank and changes of speed come from "
             f"{measured:,} of {measured + recording.left_out_steps:,} measured steps, in stretches "
             f"that are spread evenly over the run: a step takes {in_ms(world.timing.step_mean_ms)} "
             f"on average in these stretches, and {in_ms(recording.mean_of_all_ms)} in all steps. "
@@ -204,7 +205,8 @@ def _not_split(world: WorldResult) -> Iterator[RunFinding]:
     """Yields the findings that waiting and transfer are not, or not completely, separated."""
     parts, ranks, recording = world.parts, _ranks(world), world.recording
     if world.world_size > 1 and not recording.clocks_shared:
-        # For a recording of another tool, one of its ``problems`` says why.
+        # A recording of another tool needs no caveat here: an entry of ``recording.problems`` says
+        # why its clocks cannot be compared.
         yield RunFinding(
             "clocks_not_compared",
             world.world_size,

@@ -29,8 +29,9 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 #: A run is divided into parts with equal numbers of calls: at most ``_MOST_BLOCKS`` parts and at
-#: least ``_FEWEST_BLOCKS``. If possible a part has ``_CALLS_A_BLOCK`` calls or more, because the
-#: parts of two communicators do not begin at the same time.
+#: least ``_FEWEST_BLOCKS``. If possible a part has ``_CALLS_A_BLOCK`` calls or more: the parts of
+#: two communicators do not begin at exactly the same time, and this offset must be small compared
+#: with the length of a part.
 _MOST_BLOCKS, _FEWEST_BLOCKS, _CALLS_A_BLOCK = 200, 12, 8
 
 
@@ -101,7 +102,7 @@ class InspectedCommunicator:
 
 
 def per_block(waits: Sequence[InspectorWaits], name: str, blocks: int, ranks: int) -> Floats:
-    """Sums ``caused_us`` or ``waited_us`` of several kinds, as ``[block, rank]``."""
+    """Sums ``caused_us`` or ``waited_us`` over several kinds of operations: ``[block, rank]``."""
     total = np.zeros((blocks, ranks))
     for one in waits:
         total += getattr(one, name)

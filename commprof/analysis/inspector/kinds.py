@@ -19,8 +19,8 @@ MESSAGES: Final = ("Send", "Recv")
 MESSAGE_PAIR: Final = "SendRecv"
 #: c10d's names of operations that are not split, because the logs do not name their root.
 UNSPLIT: Final = {"Broadcast": "broadcast", "Reduce": "reduce"}
-#: Operations whose size is that of one rank's part in NCCL's logs, and that of all ranks' parts
-#: together in nccl-tests.
+#: Operations whose size is counted differently: in NCCL's logs as the size of one rank's part, in
+#: nccl-tests as the size of all ranks' parts together.
 _OF_ALL_RANKS: Final = (
     *("AllGather", "AllGatherV", "ReduceScatter", "AllToAll", "All2All", "AlltoAll"),
 )

@@ -36,8 +36,9 @@ _LEAST_OF_LATEST = 0.05
 #: This smaller fraction is enough for a process that stands apart from the process that causes the
 #: next most waiting. It does so in the two cases that the next two constants describe.
 _LEAST_IF_APART = 0.03
-#: First case: the process causes this many times the waiting of the next. Such waiting is not just
-#: traced wrongly through other communicators, because that would fall on several processes.
+#: First case: the process causes this many times the waiting that the next one causes. This cannot
+#: be an error of tracing waiting through communicators: waiting that is traced to wrong processes
+#: is spread over several of them.
 _APART = 50.0
 #: Second case: the process causes ``_GAP`` times the waiting of the next, and also works longer
 #: than the others. The probability that chance explains the longer work is at most this.
@@ -50,8 +51,9 @@ _CLEARLY = 2.0
 #: the rest.
 _GAP = 4.0
 #: If the list ends at a ratio of ``_GAP``, the late processes must cause at least this fraction of
-#: the excess waiting. The fraction is lower than usual, because the small waiting that each other
-#: process causes adds up in a large job.
+#: the excess waiting (waiting for a process beyond the amount that many processes cause equally).
+#: The fraction is lower than usual, because the small waiting that each other process causes adds
+#: up in a large job.
 _SHARE_BEYOND_GAP = 0.4
 _NS_PER_US = 1e3
 
@@ -94,16 +96,17 @@ def late_processes(
     """Finds the processes that cause clearly more waiting than all others.
 
     Waiting that many processes cause equally comes from the schedule or from chance: stages of a
-    pipeline always wait for each other. So in each part of the run, only the excess over this
-    amount counts.
+    pipeline always wait for each other. So in each part of the run, this amount is subtracted from
+    the waiting that each process causes; only the rest (the excess) counts.
 
     If several processes are late in turns, a part of the run contains the waiting for all of them,
     which may be traced to the wrong process. So if the process with the most excess also works
     longer than all others (see :mod:`commprof.analysis.inspector.own_time`), the other processes
     that work longer and are waited for count as late too. All candidates together are tested as if
-    they were one process, by the test of late ranks. If the waiting forms too few series for this
-    test, as where a process is late during one long part of a short run, candidates that all work
-    longer than the other processes are late.
+    they were one process, by the test of late ranks. This test counts a series of late parts that
+    follow each other as one observation. If there are too few observations, as where a process is
+    late during one long part of a short run, candidates that all work longer than the other
+    processes are late.
 
     Args:
         job: the processes and communicators.
@@ -167,8 +170,9 @@ def _by_waiting(
     is_apart = (ratio >= _APART) | (works_longer & (ratio >= _GAP))
     least = np.maximum(uneven, np.where(is_apart, _LEAST_IF_APART, _LEAST_OF_LATEST))
     large = falling[:-1] >= least * falling[0]
-    # Subtracting what many processes cause equally brings the last excess near 0 in any case. A gap
-    # in the excess is therefore not sufficient: the total waiting must have a gap too.
+    # The waiting that many processes cause equally has been subtracted, so the smallest excess in
+    # ``falling`` is near 0 in any case. A large ratio of excesses is therefore not sufficient: the
+    # total waiting that the processes cause must have such a ratio too.
     total = traced.began_us.sum(axis=0)[order]
     rest = np.maximum.accumulate(total[::-1])[::-1]
     parts = total[: len(ratio)] >= _GAP * rest[1 : len(ratio) + 1]
@@ -211,8 +215,8 @@ def _tested(
     """Tests the candidates as one process; None if chance may explain the waiting for them.
 
     ``longer_by_chance`` is the probability that chance explains the candidates' own longer time;
-    NaN if this time does not show that all of them were late. If the waiting forms too few series
-    for a test, this probability decides.
+    NaN if this time does not show that all of them were late. This probability decides if the parts
+    of the run with waiting for the candidates are too few independent observations for a test.
     """
     first, others = candidates[0], list(candidates[1:])
     merged = beyond.copy()

@@ -51,7 +51,8 @@ _GAPS: Final = 3.0
 #: shorter part the communicators would advance unevenly.
 _MOST_PARTS: Final = 200
 _WRITES_A_PART: Final = 5
-#: Calls in each part of a snapshot, if possible.
+#: If logs are read once, as a snapshot: smallest number of calls in each part of the run, if there
+#: are so many.
 _CALLS_A_PART: Final = 8
 #: Largest number of processes for which waiting is kept for each pair of processes.
 _MOST_PAIRS: Final = 2048
@@ -301,7 +302,9 @@ class LiveLogs:
     def _add(self, job: InspectedJob) -> None:
         """Adds the calls of one look to the totals, and to the current part of the run."""
         totals, count = self._totals, len(job.processes)
-        if self._is_snapshot:  # in a running job, communicators may have advanced unevenly
+        if self._is_snapshot:
+            # In a running job, communicators may have advanced unevenly, so that the times of two
+            # processes in all operations cannot be compared.
             self._operation_us = operation_time(job)
         is_new = False
         for one in job.communicators:

@@ -30,10 +30,12 @@ from commprof.analysis.inspector.communicators import (
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Waiting is passed on this many times; the rest counts for the process that it has reached.
+#: Waiting is passed on from process to process at most this many times; then it counts for the
+#: process that it has reached.
 _MOST_PASSES = 8
 _NEGLIGIBLE = 1e-3
-#: Largest number of processes for which waiting is kept for each pair of processes, in 512 MB.
+#: For at most this many processes, waiting is kept for each pair of processes, in a table of at
+#: most 512 MB.
 _MOST_PAIRS = 8192
 
 
@@ -62,9 +64,9 @@ class WaitingGroup:
     waited: Floats
     #: False if it is known that a rank waited in these operations, but not for which rank.
     is_known: bool = True
-    #: If all members of a communicator wait together in this group: the communicator's key. A
-    #: member's waiting here does not make it late in other groups with this key. If empty,
-    #: ``key`` takes its place.
+    #: Key of the communicator if all of its members wait in the operations of this group, and so
+    #: leave them together: then a member's waiting here does not make it late in other groups with
+    #: this key. If empty, ``key`` is used instead.
     together_key: tuple[str | int, ...] = ()
 
 
@@ -219,7 +221,7 @@ def _carried_back(
 
 
 def _pairs(process: Ints, communicator: Ints, waited: Floats, began: Floats) -> Floats:
-    """Returns ``[waiting process, process]`` in µs, summed over the run.
+    """Returns waiting in µs as ``[waiting process, process where it began]``, for the whole run.
 
     All members of a communicator are taken to wait for the same processes.
 

@@ -205,7 +205,7 @@ def inspector_result(path: Path, progress: Progress | None = None) -> InspectorR
 
 
 def result_of(logs: InspectorLogs, job: InspectedJob) -> InspectorResult:
-    """Computes the figures of a job whose communicators have been split."""
+    """Computes the figures of a job from logs and their split into waiting and transfer."""
     traced = origins(job)
     time_us = time_by_process(job, is_split=True)
     unsplit_us = time_by_process(job, is_split=False)
@@ -261,9 +261,10 @@ def _step(job: InspectedJob, time_us: float, waited_us: float) -> StepRow | None
 
 
 def world_ranks(job: InspectedJob) -> dict[int, int]:
-    """Returns each process's rank in the communicator of all processes of its start.
+    """Returns each process's rank in the communicator that has all processes of the job.
 
-    Processes without such a communicator are left out.
+    If the job was started several times, each start has its own such communicator. Processes
+    without such a communicator are left out.
     """
     sets = process_sets(job.communicators, len(job.processes))
     ranks: dict[int, int] = {}

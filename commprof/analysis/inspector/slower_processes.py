@@ -21,8 +21,8 @@ from commprof.stats.outliers import standing_out
 
 Floats = npt.NDArray[np.float64]
 
-#: In most parts of the run, the waiting that began with these processes is at least this fraction
-#: of its mean over all parts.
+#: In most parts of the run, the waiting that began with the slower processes must be at least this
+#: fraction of its mean over all parts.
 _OF_MEAN_PART = 0.1
 
 
@@ -98,8 +98,8 @@ def slower_processes(
 def _in_most_parts(traced: InspectedOrigins, slower: npt.NDArray[np.int64]) -> bool:
     """True if most waiting began with these processes in most parts of the run."""
     began_us, all_us = traced.began_us[:, slower].sum(axis=1), traced.began_us.sum(axis=1)
-    # If these processes stalled once, one part of the run has nearly all waiting for them, and the
-    # other parts only the usual waiting.
+    # If these processes stalled only once, nearly all waiting for them is in one part of the run.
+    # The other parts are then far below the mean, and do not count.
     least_us = np.maximum(MOST_WAITING * all_us, _OF_MEAN_PART * began_us.mean())
     return bool((began_us >= least_us).mean() >= OF_STEPS)
 

@@ -18,7 +18,7 @@ from commprof.analysis.inspector.kinds import SPLIT, UNSPLIT, size_factor
 if TYPE_CHECKING:
     from commprof._reading import InspectorMember
 
-#: Number of turns at the beginning and end of a log that may be cut off.
+#: Number of turns (repetitions) that may be cut off at the two ends of a log together.
 _EDGES = 2
 _FEWEST_TURNS = 3
 

@@ -65,8 +65,8 @@ def _by_distance(
     """Yields the ranks that wait for the culprits, then those that wait for these, and so on."""
     reached, left = {*culprits}, [rank for rank in waiting if rank not in culprits]
     while left:
-        #: Key: operation and sequence number. Value: its groups, the waiting ranks, and the ranks
-        #: that are waited for.
+        #: Key: name and sequence number of operations. Value: their groups, the waiting ranks, the
+        #: ranks that are waited for, and one of these operations.
         found: dict[tuple[str, int], tuple[set[str], list[int], set[int], PendingOperation]] = {}
         for rank in left:
             for operation, absent in waits[rank]:

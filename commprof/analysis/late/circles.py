@@ -1,7 +1,8 @@
 """Ranks that wait for each other in a circle, and which of them differ from the others.
 
-The ranks differ in what they issued next. As with collectives that do not match, the ranks that
-differ are those outside of the majority, or else those that did not repeat their own earlier steps.
+The ranks of a circle wait in different operations. As with collectives that do not match, the ranks
+that count as different are those outside of the majority, or else those that did not repeat their
+own earlier steps.
 A majority counts only if every rank of the circle could have issued each operation in which ranks
 of the circle wait: if every rank belongs to the groups of all these operations, and if none of them
 is a message. A send and its receive are meant to differ.

@@ -68,8 +68,8 @@ class Untold(FieldGroup):
     members_told: bool = True
     #: Backends that do not report to Flight Recorder whether an operation has completed.
     untold: tuple[str, ...] = ()
-    #: True if all ranks arrived at operations whose roots, or whose sizes for each rank, may differ
-    #: between ranks: dumps do not hold these.
+    #: True if all ranks arrived at operations for which ranks may have named different roots, which
+    #: dumps do not hold; the next field is the same for the sizes that ranks send to each other.
     roots_untold: bool = False
     parts_untold: bool = False
     #: True if a culprit may wait in a message whose matching send or recv the dumps do not show.

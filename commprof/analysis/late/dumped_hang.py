@@ -353,7 +353,7 @@ def _absent(
 
 def _without_root(operation: PendingOperation) -> str:
     is_rooted = operation.op in OPS and OPS.index(operation.op) in ROOTED
-    return ", whose root dumps do not hold" if is_rooted else ""
+    return ", whose root is not in the dumps" if is_rooted else ""
 
 
 def _missed(rank: int, waits: Mapping[int, Waits], words: Words) -> str:

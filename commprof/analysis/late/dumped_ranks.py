@@ -58,7 +58,7 @@ def standings(dumps: Sequence[Dump]) -> list[DumpedRank]:
 
 
 class _Numbered:
-    """Numbers a rank's messages with each other rank, as far as both ranks can agree on a number.
+    """Numbers the messages between a rank and each other rank, if both can agree on numbers.
 
     Messages are numbered from the first one if the dumps of both ranks are whole, and neither rank
     has issued a recv from any source, which may take any message. Otherwise they are numbered from
@@ -78,7 +78,10 @@ class _Numbered:
         self.ended: set[tuple[str, str, int]] = set()
 
     def of(self, entry: Entry, is_pending: bool) -> int:
-        """Returns the number of a message to or from a known rank; -1 if it needs none."""
+        """Returns the number of a message to or from a known rank.
+
+        The number is -1 if the message has completed and only pending messages are numbered.
+        """
         key = entry.group, entry.op, entry.peer
         if not is_pending:
             self.ended.add(key)

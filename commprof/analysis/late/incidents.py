@@ -222,7 +222,7 @@ def find_incidents(
         run: the ranks' recordings.
         seen: their measured steps.
         calls: the collector that has seen all calls of a long run; None if the run is not long.
-        evidence: the evidence of the world size; None to compute it.
+        evidence: which figures the recordings of the world size support; None to compute it.
 
     A run with a trial is not searched for changes of speed: the trial's candidate settings change
     the step on purpose.

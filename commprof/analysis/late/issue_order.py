@@ -23,8 +23,8 @@ def key_of(operation: PendingOperation) -> Key:
 def queued_behind(state: Standing) -> frozenset[Key]:
     """Returns a rank's pending operations that run only after another of its pending operations.
 
-    Collectives behind collectives of their group are left out: a rank that has not completed the
-    first one is behind in it.
+    A collective counts only if it is queued behind a message. If it is queued behind another
+    collective of its group, the rank's delay already shows in that earlier collective.
     """
     launched = [
         (operation, operation.launch)
@@ -33,7 +33,8 @@ def queued_behind(state: Standing) -> frozenset[Key]:
     ]
     if not any(operation.peer >= 0 for operation, _ in launched):
         return frozenset()
-    #: By queue, and by whether only messages count: the number of the first launch.
+    #: Number of the first launch, by queue and a flag; if the flag is True, of the first launch of
+    #: messages.
     first: dict[tuple[str, bool], int] = {}
     for operation, launch in launched:
         for of_messages in (False, True) if operation.peer >= 0 else (False,):

@@ -196,7 +196,7 @@ def _steps(trace: Trace) -> int:
 
 
 def _end(trace: Trace, world_size: int, last_ns: int) -> _End:
-    """Returns where a rank is at the end.
+    """Returns the state of a rank at the end of its recording.
 
     last_ns: time of the last record of any rank; 0 if the clocks cannot be compared.
     """

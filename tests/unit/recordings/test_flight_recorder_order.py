@@ -175,8 +175,8 @@ def test_an_operation_at_which_the_culprits_wait_is_named(tmp_path: Path) -> Non
     assert found.culprits[0].why == (
         "rank 2 did not arrive at all_reduce number 2 of group '0' (GROUP_0) (train.py:11); it has "
         "1 pending operation, at which all ranks arrived: broadcast number 1 of group '1' "
-        "(GROUP_1) (train.py:11), whose root dumps do not hold; the last call was broadcast at "
-        "train.py:11"
+        "(GROUP_1) (train.py:11), whose root is not in the dumps; the last call was broadcast "
+        "at train.py:11"
     )
 
 
