@@ -1,4 +1,4 @@
-"""A cause of the catalogue that a recording shows, and the saving by its fix."""
+"""A cause from the catalogue that was found in a recording, and the saving by its fix."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Saving:
 
     #: Fraction of the mean step that is saved, with its 95 % bootstrap interval over the steps.
     saved: Interval
-    #: "replayed": the recorded steps were replayed without the calls; "measured": the time was
-    #: read from the records.
+    #: "replayed": the recorded steps were replayed as if the fix were made; "measured": the saved
+    #: time was read from the records.
     basis: str
 
 
 @dataclass(frozen=True)
 class NamedCause:
-    """A cause of the catalogue that a recording shows."""
+    """A cause from the catalogue that was found in a recording."""
 
     id: str
     title: str

@@ -43,7 +43,7 @@ _FAR_LARGER = 2.0
 #: A trial (``commprof run --trial``) is advised if the gradients whose exchange it changes account
 #: for at least this fraction of the exposed time.
 _MOST = 0.5
-#: Candidates of the advised trial.
+#: Compressors that the advised trial compares with DDP's own all-reduce.
 _CANDIDATES = "fp16,int8,topk:ratio=0.01"
 #: Options of a run that a trial sets differently or rejects; each has one value.
 _REPLACED = (
@@ -184,10 +184,11 @@ def _cause(world: WorldResult, late: LateRank | None, step: MeanStep) -> NamedCa
 def _change(
     context: Mapping[str, Any], world: WorldResult, exchange: Exchange, cap_mb: int | None
 ) -> NextStep:
-    """Returns advice on the calls that hold the exposed time, or a trial that changes them.
+    """Returns advice on the calls with the most exposed time, or on a trial that changes them.
 
     A trial changes buckets and compression of DDP's gradients. It is advised only if the job has a
-    DDP model that can take part, and only if these gradients hold most of the exposed time.
+    DDP model that can take part, and only if most of the exposed time is in the exchange of these
+    gradients, or if this exchange is cut into many small calls.
     """
     small = exchange.small_calls
     if small is not None and not small.of_buckets:
@@ -270,7 +271,7 @@ def _predicted(found: Sharding, on_device: bool) -> NextStep:
         SUM: ("reducing gradients in bf16", ("--reduce-dtype", "bf16")),
     }
     change, options = changes[found.most.part]
-    if on_device:  # the order on streams differs between ranks, so that no step can be replayed
+    if on_device:  # streams wait in a different order on each rank, so no step can be replayed
         return NextStep(f"The longest waits are for {found.most.part}. Try {change}.", "")
     return NextStep(
         f"The longest waits are for {found.most.part}. To predict the effect of {change}, type:",
@@ -408,7 +409,7 @@ def trial_command(context: Mapping[str, Any], world_size: int, cap_mb: int | Non
     """Returns the command that repeats the run as a trial; empty if there is none.
 
     For a run on several machines, N in the command stands for a machine's index, and NEW for a new
-    directory. ``cap_mb`` is the bucket cap in MiB of a further candidate; None to leave it out.
+    directory. ``cap_mb`` is a bucket cap in MiB that the trial tries too; None to try no cap.
 
     The command is empty if the context is not of a ``commprof run``, or if a trial cannot use the
     run's strategy. It is also empty if the run took options from a configuration file, because a

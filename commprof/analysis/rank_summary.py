@@ -36,8 +36,9 @@ class StepParts:
     transfer_ms: float
     #: The rest of ``exposed_ms``: time of operations whose last arrival is not known.
     unsplit_ms: float
-    #: Part of ``exposed_ms`` in which DDP's finalisation was ready to run but had no core. Mean
-    #: over the steps in which capture read this time; NaN if there are none.
+    #: Part of ``exposed_ms`` in which the training thread, at the end of DDP's backward passes, was
+    #: ready to run but had no core. Mean over the steps in which capture read this time; NaN if
+    #: there are none.
     no_core_ms: float
     #: Communication in flight while the training thread worked; not part of the sum.
     hidden_ms: float
@@ -142,7 +143,7 @@ def rank_summary(
         average_loss=average_loss,
         final_loss=final_loss,
         host=host,
-        # In another profiler's recording, the machine only identifies the ranks that share a clock.
+        # In another profiler's recording, ``machine_of`` only tells which ranks share a clock.
         machine=host if run.traces[rank].is_foreign else machine_of(run.traces[rank]),
         before_rss_bytes=_bytes(result, "before_bytes"),
         peak_rss_bytes=_bytes(result, "peak_bytes"),

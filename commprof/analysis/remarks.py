@@ -38,7 +38,8 @@ _MUCH_WAITING = 0.05
 _MOST_CAUSES = 3
 #: The named causes must explain at least this fraction of the waiting; otherwise no cause is named.
 _MOSTLY = 0.5
-#: A run is called noisy if its interquartile range divided by the median is above this.
+#: A run is called noisy if the interquartile range of its step times, divided by their median, is
+#: above this.
 _NOISY = 0.15
 #: Findings that follow the remarks on clocks and devices, in this order.
 _TOLD_AFTER_CLOCKS = (
@@ -248,7 +249,7 @@ def _about_world(world: WorldResult, facts: Mapping[str, list[str]]) -> list[str
             "communication, the split into waiting and transfer may be off by twice that."
         )
     elif world.recording.foreign:
-        pass  # an entry of ``problems`` says why they were not compared
+        pass  # an entry of ``problems`` says why the clocks were not compared
     elif not world.recording.clocks_shared:
         found += facts.get("clocks_not_compared", [])
     elif world.recording.clock_error_us > 0:
@@ -260,7 +261,8 @@ def _about_world(world: WorldResult, facts: Mapping[str, list[str]]) -> list[str
     if world.recording.gloo_threads_assumed:
         found.append(
             f"At {name} a trace does not record how many threads run a gloo group's collectives; "
-            f"queue and wait of each call assume torch's default of {DEFAULT_GLOO_THREADS}."
+            "each call's queue and wait times are computed with torch's default of "
+            f"{DEFAULT_GLOO_THREADS}."
         )
     if world.recording.device_collectives:
         found.append(_about_devices(world, name))

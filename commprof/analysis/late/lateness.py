@@ -114,7 +114,7 @@ def lateness(
     step_ns, error_ns = ms_to_ns(step_median_ms), us_to_ns(between_ranks_us)
     slower = None
     if len(caused) < enough:
-        # Like ``of_ranks``: without the waiting for ranks that lacked cores.
+        # As in ``of_ranks``, waiting for ranks that had no core to run on is left out.
         no_core_ns = measured.caused.of_cause_ns(NO_CORE).reshape(len(measured), -1)
         waited = np.nan_to_num(measured.table("wait") - no_core_ns).compress(taken, axis=1)
         late = late_rank_of_few_steps(
@@ -200,7 +200,8 @@ def _beyond_its_turn(late: LateRank, seen: MeasuredSteps, step_ns: float) -> Lat
 
 def _waits_for_messages(seen: MeasuredSteps) -> bool:
     """True if most waiting is for messages, as between the stages of a pipeline."""
-    # Tables of a long run take much memory, and most jobs send no messages.
+    # Most jobs send no messages: this is checked first, because in a long run the tables that are
+    # made below take much memory.
     ops = (columns.of_kind(trace.records, Kind.ISSUE)["op"] for trace in seen.traces)
     if not any(among(op, *POINT_TO_POINT).any() for op in ops):
         return False
@@ -215,7 +216,7 @@ def _waits_for_messages(seen: MeasuredSteps) -> bool:
 
 
 def _one_series(waited_for_ns: Floats, numbers: Ints, step_ns: float) -> str:
-    """Returns a clause on the one series of late steps; empty if there is no such series.
+    """Returns the range of the late steps as a clause, if they form one series; else empty.
 
     ``numbers`` are the steps' numbers in the recording.
     """

@@ -31,8 +31,8 @@ from commprof.units import ns_to_ms
 
 #: Largest number of pairs of lines that are reported for a phase.
 _MOST_PAIRS = 3
-#: Phase, line that issued the operation before, line that issues the next; "" at the start and at
-#: the end of a step.
+#: Phase of some work, line that issued the last operation before this work, and line that issued
+#: the next operation after it. At the start or end of a step, "" takes the place of a line.
 _Cell: TypeAlias = tuple[str, str, str]
 
 
@@ -50,9 +50,10 @@ class LongerLines:
     phase: str
     #: Extra time of the whole phase, mean per step.
     phase_ms: float
-    #: Line that issued the operation before, as ``FILE:LINE FUNCTION``; "" at the step's start.
+    #: Line that issued the last operation before this work, as ``FILE:LINE FUNCTION``; "" if the
+    #: work begins at the step's start.
     begin: str
-    #: Line that issues the next operation; "" at the step's end.
+    #: Line that issued the next operation after this work; "" if the work lasts to the step's end.
     end: str
     #: Extra time of the work between these lines; the pairs of a phase add up to at most
     #: ``phase_ms``.

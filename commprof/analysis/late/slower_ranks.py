@@ -44,10 +44,11 @@ class SlowerRanks:
     #: Hosts on which these ranks run. Empty if these hosts also run other ranks of the job, or if
     #: the job has no other hosts.
     hosts: tuple[str, ...]
-    #: One of ``exposure.ORIGINS``: where these ranks exceed the others most. None if unknown.
+    #: One of ``exposure.ORIGINS``: the part of the step in which the extra time of these ranks,
+    #: compared with the others, is largest. None if unknown.
     phase: str | None
-    #: The smallest excess of any of these ranks over the median of the others. A rank's excess is
-    #: the ``average`` (median or mean) over the steps.
+    #: The smallest excess of any of these ranks. In a step, a rank's excess is its own work minus
+    #: the median of the others; over the steps, the ``average`` (median or mean) is taken.
     longer_ms: float
     #: "median", or "mean" in always-on mode, which does not keep single steps.
     average: str

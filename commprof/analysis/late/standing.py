@@ -29,7 +29,7 @@ IN_ORDER: Final = ("nccl", "xccl")
 
 
 class Launch(NamedTuple):
-    """Operations that a backend such as NCCL runs together, after the queue's earlier launches."""
+    """Operations that a backend such as NCCL runs together, as one launch of a communicator."""
 
     #: The communicator that runs its launches one after the other.
     queue: str
@@ -56,7 +56,8 @@ class PendingOperation:
     issue_ns: int
     #: Index of a DDP all-reduce in its backward pass, from 0; -1 for other operations.
     bucket: int
-    #: True if a backward pass issued the operation; written to ``hang_N.json`` for its reader.
+    #: True if a backward pass issued the operation. Only written to ``hang_N.json``, for programs
+    #: that read this file.
     in_backward: bool
     #: True if its completion may never be recorded: for some operations of gloo, and on devices.
     silent: bool = False
@@ -149,10 +150,10 @@ class Words:
         return str(operation)
 
     def missed(self, operation: PendingOperation) -> str:
-        """Predicate for a rank that another rank waits for in an operation: "did not arrive at X".
+        """Says as a predicate what an awaited rank did not do in X: "did not arrive at X".
 
-        For a message, the rank is missing its own part: "did not issue the recv for X", where X is
-        the send.
+        For a message, the rank did not issue its own part: "did not issue the recv for X", where X
+        is the send.
         """
         if operation.op in COUNTERPART:
             part = COUNTERPART[operation.op]
@@ -165,7 +166,7 @@ def oldest_first(state: Standing) -> list[PendingOperation]:
     return sorted(state.pending.values(), key=lambda operation: operation.issue_ns)
 
 
-#: Largest number of calls in ``Standing.recent``: several steps.
+#: Largest number of operations in ``Standing.recent``, usually enough for several steps.
 MOST_RECENT = 512
 #: Pending operations of a rank, oldest first, each with the ranks that it waits for.
 Waits = Sequence[tuple[PendingOperation, tuple[int, ...]]]

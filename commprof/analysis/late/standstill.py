@@ -7,11 +7,12 @@ these ranks did not arrive. If the waits form a circle, ranks issued the operati
 groups in different orders; the ranks that differ are found as in a mismatch, see
 :mod:`commprof.analysis.late.circles`.
 
-A backend such as NCCL issues operations before they run, and runs those of a communicator in the
-order of issue. There a rank also waits for a rank that has issued its part behind another message
-or batch that is still pending. The waits also form a circle if all ranks have issued all pending
-operations, but ranks issued the operations of several groups in different orders: calls that are
-not asynchronous run one after the other.
+With a backend such as NCCL, ranks issue operations before these run, and the operations of a
+communicator run in the order of issue. So a rank A also waits for a rank B that has issued its part
+of an operation, if on B an earlier operation (for a collective: an earlier message) of the same
+communicator is still pending. The waits also form a circle if all ranks have issued all pending
+operations, but issued the operations of several groups in different orders: calls that are not
+asynchronous run one after the other, even if their groups differ.
 
 If a pending collective is not the same on all ranks, this mismatch is the cause, not an absent rank
 or the network. An earlier mismatch of the same group is the cause if all ranks have arrived at the
@@ -60,17 +61,19 @@ class Cause:
     ranks: tuple[int, ...]
     #: For each rank that is behind, the operation that it has not completed or not begun.
     behind: Mapping[int, PendingOperation]
-    #: The mismatch that is the cause; None if the cause is another. It need not show a culprit.
+    #: The mismatch that is the cause; None if the cause is another. A mismatch does not always show
+    #: which ranks are the culprits.
     mismatch: Mismatch | None = None
     #: The circle in which ranks wait for each other, if that is the cause.
     circle: Circle | None = None
-    #: An all-to-all at which all ranks arrived, if they do not send what they expect.
+    #: An all-to-all at which all ranks arrived, but which cannot complete, because the ranks do not
+    #: send as many bytes in all as they expect. None if there is none.
     unfit: Unfit | None = None
 
 
 @dataclass(frozen=True)
 class Unfit:
-    """An all-to-all whose ranks together send another number of bytes than they expect."""
+    """An all-to-all in which the number of bytes sent by all ranks is not the number expected."""
 
     operation: PendingOperation
     sent_bytes: int
@@ -104,7 +107,7 @@ class Accused:
 
 
 def reasons(accused: Iterable[Accused]) -> list[str]:
-    """Returns the reasons as sentences, one for all ranks that share a reason."""
+    """Returns the reasons as sentences; ranks that share a reason share a sentence."""
     return clauses((one.rank, one.what, one.of_several) for one in accused)
 
 
@@ -117,7 +120,7 @@ def accused_of(
         cause: the cause.
         waits: result of ``waits_of``.
         words: puts groups and operations into words.
-        absent: describes where a rank is that did not arrive.
+        absent: called with a rank that did not arrive; describes where this rank is.
     """
     return tuple(_accused(rank, cause, waits, words) or absent(rank) for rank in cause.ranks)
 
@@ -160,7 +163,7 @@ def waits_of(states: Sequence[Standing]) -> dict[int, Waits]:
 
 
 class _LateRanks:
-    """Finds ranks that have not issued an operation, once for all ranks that wait in it."""
+    """Finds ranks that have not issued an operation; all ranks that wait in it share one search."""
 
     def __init__(self, states: Sequence[Standing]) -> None:
         self._states = states
@@ -174,8 +177,8 @@ class _LateRanks:
         #: By group, sequence number and group size: states of the ranks that have not issued the
         #: operation, and the numbers of these ranks.
         self._found: dict[tuple[str, int, int], tuple[list[Standing], tuple[int, ...]]] = {}
-        #: By rank, the pending operations that run behind another one; ranks without any are left
-        #: out.
+        #: By rank, the pending operations that run only after another pending operation of the
+        #: rank; ranks without such operations are left out.
         self._queued = {state.rank: keys for state in states if (keys := queued_behind(state))}
 
     def to(self, operation: PendingOperation, issuer: Standing) -> tuple[int, ...]:
@@ -218,7 +221,8 @@ class _LateRanks:
     ) -> tuple[list[Standing], tuple[int, ...]]:
         key = operation.group, operation.seq, own.size if own is not None else -1
         if key not in self._found:
-            # Ranks that never used the group count only if the group has all ranks of the job.
+            # A rank that never used the group is known to be a member only if the group has all
+            # ranks of the job.
             of_all = own is not None and own.size in self._world_sizes
             others = self._states if of_all else self._users.get(operation.group, [])
             late = [other for other in others if _is_late(other, operation, own)]

@@ -32,7 +32,8 @@ OF_STEP = 0.02
 #: If several ranks are slow, the slowest is named if its excess is this many times the next
 #: largest.
 _CLEARLY = 2.0
-#: Significance level: a rank is named if chance would name some rank with at most this probability.
+#: Significance level: a rank is named only if the probability that by chance some rank looks as
+#: late or as slow is at most this.
 SIGNIFICANCE = 0.01
 #: A cause is named if it explains at least this fraction of the waiting that a rank caused.
 _MOST = 0.5
@@ -142,7 +143,8 @@ class LateRank:
     rank: int
     #: Time per step for which one waiting rank waits for this rank, on average.
     wait_ns: float
-    #: Waiting that the rank caused, except by lacking a core, divided by all waiting.
+    #: Waiting that the rank caused, divided by all waiting. The dividend leaves out the waiting
+    #: that the rank caused because it had no core to run on.
     share: float
     #: Probability that by chance one rank causes this much of the waiting, see
     #: :func:`find_late_rank`. For a rank that is named for its own work, ``SlowRank.p_value``. In
@@ -220,12 +222,13 @@ def waiting_ranks(by_waiting_ns: Floats | PairWaits, rank: int) -> npt.NDArray[n
         rank: global rank.
 
     A rank that waits less than a tenth as long as the rank that waits longest does not count: such
-    waiting occurs by chance, and would make the mean smaller than the waiting that each waiting
-    rank sees. If all ranks wait for each other, chance makes their mean waits differ by far less
-    than this factor, so all other ranks count.
+    waiting occurs by chance, and would make the mean over the waiting ranks too small. If all ranks
+    wait for each other, chance makes their mean waits differ by far less than this factor, so all
+    other ranks count.
     """
     mask = are_waiting(by_waiting_ns[:, rank])
-    mask[rank] = False  # a rank may wait for one that waits for it
+    # If a rank waits for a rank that it made late itself, it is the cause of its own waiting.
+    mask[rank] = False
     return mask
 
 
@@ -500,7 +503,8 @@ def _chance(waited_for_ns: npt.NDArray[np.float64], most_ns: float) -> float:
 
 #: Values of t for which :func:`_is_beyond` computes Chernoff's bound; unit: 1 / largest waiting.
 _EXPONENTS = 2.0 ** np.arange(-2, 8)
-#: No permutation is tried if the probability that any of them reaches the waiting is below this.
+#: No permutation is tried if the probability that any of them gives a rank as much waiting as was
+#: observed is below this.
 _NEVER = 1e-12
 
 

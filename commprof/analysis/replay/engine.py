@@ -36,12 +36,12 @@ from commprof.trace.schema import POINT_TO_POINT
 
 try:
     from commprof._reading import ReplayPlan as NativePlan
-except ImportError:  # not built, or too old: then ``_Run`` replays in Python
+except ImportError:  # the C++ module is not built, or too old: ``_Run`` replays in Python
     NativePlan = None  # type: ignore[assignment,misc]
 
 
 class Line:
-    """Queue of one group's collectives; all steps are replayed together, as arrays."""
+    """Queue of one group's collectives in every replayed step; times are arrays over the steps."""
 
     def __init__(self, steps: int, workers: int) -> None:
         """Creates ``steps`` empty queues; each serves up to ``workers`` collectives at a time."""

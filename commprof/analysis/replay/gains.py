@@ -56,11 +56,12 @@ from commprof.units import ns_to_ms
 
 Floats = npt.NDArray[np.float64]
 
-#: At most this many ranks are tried: those with the most own time.
+#: At most this many ranks are replayed as fast as the others: those with the most own time.
 _MOST_RANKS = 3
-#: At most this many groups are tried: those with the most collectives.
+#: At most this many groups are replayed without transfer times: those with the most collectives.
 _MOST_GROUPS = 3
-#: A rank or phase is tried if it would save at least this fraction of the largest own time.
+#: A rank or phase is replayed as fast as on the others only if its own time then becomes shorter by
+#: at least this fraction of the largest own time of a rank.
 _LEAST_SHARE = 0.005
 #: The first replayed step does not count if the times at which the ranks begin it differ by more
 #: than this fraction of a step.
@@ -340,7 +341,7 @@ class Replays:
         return found
 
     def _pieces_ns(self, place: int) -> Floats | None:
-        """Lengths ``[step, piece]`` of a rank's pieces; None if steps have different pieces."""
+        """Lengths ``[step, piece]`` of a rank's ``Pieces``; None if steps are cut differently."""
         found = []
         for ranks, _ in self.stretches:
             rows = ranks.pieces.by_step(place)
@@ -350,9 +351,10 @@ class Replays:
         return np.concatenate(found) if len({part.shape[1] for part in found}) == 1 else None
 
     def _of_alike(self, place: int) -> Floats | None:
-        """Lengths ``[rank, step, piece]``: the rank at ``place``, then ranks with equal pieces.
+        """Lengths ``[rank, step, piece]`` of the rank at ``place``, then of the ranks like it.
 
-        None if there are no such ranks, or if :meth:`_pieces_ns` returns None.
+        These are the ranks whose ``Pieces`` have the same steps and phases. None if there are no
+        such ranks, or if :meth:`_pieces_ns` returns None.
         """
         if place not in self._alike:
             self._alike = {place: self._lengths_of_alike(place)}
@@ -373,7 +375,10 @@ class Replays:
         return np.concatenate(lengths, axis=1)
 
     def _mean_pieces_ns(self) -> dict[int, Floats]:
-        """Returns mean lengths of all ranks' pieces, by rank index; empty if the pieces differ."""
+        """Returns the mean over ranks of their ``Pieces``' lengths, by rank index.
+
+        Empty if the steps or phases of the pieces differ between ranks.
+        """
         alike = self._of_alike(0)
         if alike is None or len(alike) < len(self.ranks):
             return {}

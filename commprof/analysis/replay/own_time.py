@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def apart(exposed: Exposures, first: Ints) -> Exposures:
-    """Returns the exposures, cut so that each begins after the rank's previous one has ended.
+    """Returns the ranks' waiting intervals, cut so that each begins after the rank's previous one.
 
     Args:
         exposed: exposures of all ranks, rank after rank, and each rank's in order of begin.

@@ -32,7 +32,7 @@ from commprof.trace.schema import OPS, PHASES, Phase
 
 try:
     from commprof._reading import last_until, moved_events
-except ImportError:  # not built, or too old: then numpy computes the same
+except ImportError:  # the C++ module is not built, or too old: numpy computes the same
     last_until = moved_events = None  # type: ignore[assignment]
 
 Floats = npt.NDArray[np.float64]
@@ -70,8 +70,9 @@ class Program:
     #: ISSUE and WAIT: index of the collective's row over all ranks. MARK: 2 * step for the start
     #: and 2 * step + 1 for the end of a step, where step is an index into the replayed steps.
     row: Ints
-    #: WAIT: time at which the thread continued, minus the completion time of the collective. STAND:
-    #: time for which the thread stood still for an unknown reason.
+    #: WAIT: time at which the thread continued, minus the completion time of the collective, or
+    #: minus the begin of the wait if this is later. STAND: time for which the thread stood still
+    #: for an unknown reason.
     extra_ns: Floats
     #: Rows that another thread issued while the training thread stood still: they follow the
     #: completion of the row ``after`` by ``lag_ns``, and have no event.
@@ -162,7 +163,7 @@ class Pieces:
         return slice(int(self.first[place]), int(self.first[place + 1]))
 
     def by_step(self, place: int) -> Ints | None:
-        """Returns the rows of a rank's pieces as ``[step, piece]``, counted from its first cut.
+        """Returns the rows of a rank's pieces as ``[step, piece]``; row 0 is the rank's first cut.
 
         None unless all steps have the same pieces.
         """
@@ -492,8 +493,8 @@ class _Ranks:
                 # A wait may begin after its collective was done, especially on a device.
                 (went_on - np.maximum(end_ns, begun_ns))[known],
             ),
-            # Some of these collectives ended after the finalisation, which did not wait for them:
-            # their delay is negative.
+            # DDP's finalisation did not wait for these buckets. The delay of a bucket that was
+            # complete only after the finalisation is negative.
             (done_rank, done_ns, WAIT, done, np.minimum(0.0, done_ns - self._end_ns[done])),
             (
                 wait_rank[~known],
