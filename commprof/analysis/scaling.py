@@ -50,7 +50,7 @@ class RunResult:
     attempts: tuple[Attempt, ...] = ()
     #: World sizes with hangs, mismatched collectives, or lasting changes of speed.
     incidents: tuple[Incidents, ...] = ()
-    #: True if candidates of a trial alternated in the recorded steps.
+    #: True if a trial began in the recorded steps: its candidate settings take turns.
     in_turns: bool = False
     #: World sizes in which collectives were recorded, but no step.
     stepless: tuple[SteplessCollectives, ...] = ()

@@ -54,8 +54,9 @@ from commprof.units import ns_to_ms, ns_to_s, ns_to_us
 
 Floats = npt.NDArray[np.float64]
 
-#: The late rank is named if one phase, or pauses, make up at least this fraction of its excess of
-#: own work, and if this excess is at least this fraction of the waiting.
+#: The late rank is named only if its own work exceeds that of the other ranks by at least this
+#: fraction of their waiting for it, and if at least this fraction of the excess lies in a single
+#: phase, or in pauses.
 _MOST = 0.5
 
 

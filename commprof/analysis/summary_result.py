@@ -78,7 +78,7 @@ class OperationRow:
     unfinished: int
     #: From issue to completion.
     duration: Quantiles
-    #: Length of the waits that blocked.
+    #: Time in ``Work.wait``, over the calls that blocked.
     wait: Quantiles
     #: For collectives whose last arrival is known: time from issue to the last rank's issue. The
     #: next field, ``transfer``, is the time from the last rank's issue to completion; with gloo, it
@@ -143,8 +143,8 @@ class SummaryArrivals(FieldGroup):
     machines: int
     #: True if the offset of every host's clock to rank 0's is known.
     clocks_compared: bool
-    #: Hosts exchange arrivals along a tree. This is the smallest number of other hosts in any
-    #: host's tree; 0 if a host is cut off.
+    #: Hosts exchange arrivals along a tree. This is the number of other hosts in the tree to which
+    #: a host belongs, for the host with the fewest; 0 if a host is cut off.
     hosts_heard: int
     #: Number of datagrams with arrivals that the network refused.
     unsent_datagrams: int
@@ -174,7 +174,7 @@ class SummaryResult:
     slower_ranks: SlowerRanks | None
     #: Sorted by total time from issue to completion, largest first.
     operations: tuple[OperationRow, ...]
-    #: Number of operations that count in rows without a group.
+    #: Number of operations of rare groups and sizes, which are counted in rows without a group.
     moved: int
     dropped_records: int
     #: Number of completions and waits whose issue was not seen.
@@ -182,5 +182,6 @@ class SummaryResult:
     #: Sentences on traces that could not be read, or could not be read to their end.
     problems: tuple[str, ...]
     cross_checks: tuple[CrossCheck, ...]
-    #: Ranks or parameters that are trained apart; see ``Communication.apart``.
+    #: Ranks or parameters that are trained without an exchange of gradients, see
+    #: ``Communication.apart``.
     apart: TrainedApart | None = None

@@ -52,14 +52,14 @@ WORTH_A_LOOK = 0.10
 class Caused:
     """Waiting of one rank by step, root-cause rank and activity; parts that are 0 are left out.
 
-    A full table per rank would need memory in proportion to the square of the number of ranks.
+    Full tables of all ranks would need memory in proportion to the square of the number of ranks.
     """
 
     #: Row of the step in ``Breakdown``.
     step: npt.NDArray[np.int32]
     #: Global rank that is the root cause of the wait; not the rank that waited.
     rank: npt.NDArray[np.int32]
-    #: Activity of this rank that caused the wait, in the order of ``exposure.CAUSES``.
+    #: Activity of the root-cause rank that caused the wait, as an index into ``exposure.CAUSES``.
     cause: npt.NDArray[np.int8]
     wait_ns: Floats
     steps: int
@@ -161,8 +161,8 @@ class HostDelays(FieldGroup):
     run_delay_ns: Floats
     #: Part of ``run_delay_ns`` that other threads of the rank's process may have caused.
     own_run_delay_ns: Floats
-    #: ``[step, phase, count]``, in the order of ``columns.HOST_COUNTS``: further counts of the
-    #: kernel for the training thread in each phase.
+    #: ``[step, phase, count]``, in the order of ``columns.HOST_COUNTS``: how much further
+    #: counters of the Linux kernel for the training thread increased in each phase.
     counts: Floats
 
 
@@ -186,7 +186,8 @@ class Breakdown:
     transfer_ns: Floats
     #: Exposed time of operations whose last arrival is not known.
     unsplit_ns: Floats
-    #: Exposed time in which DDP's finalisation could run but had no core; NaN if not recorded.
+    #: Exposed time at the end of backward passes, where DDP waits for its buckets, in which the
+    #: training thread could run but had no core; NaN if not recorded.
     no_core_ns: Floats
     #: Time in which communication was in flight and did not block the training thread.
     hidden_ns: Floats
@@ -220,7 +221,7 @@ class Breakdown:
 
     @property
     def with_cores_ns(self) -> Floats:
-        """Step time minus the run delay of this rank and of the ranks for which it waited."""
+        """Step time minus this rank's run delay and its waiting due to other ranks' run delay."""
         waited = self.caused.of_cause_ns(NO_CORE).reshape(self.wall_ns.shape)
         left: Floats = self.wall_ns - self.host.run_delay_ns.sum(axis=-1) - waited
         return left
@@ -290,7 +291,9 @@ def of_split(
     world_size: int,
     origins: Origins | None = None,
 ) -> Breakdown:
-    """Like :func:`breakdown`; ``waiting`` is the split of ``exposures_of(trace)``.
+    """Like :func:`breakdown`, with ``exposures_of(trace)`` already split.
+
+    ``waiting``: the split of these exposures into waiting and transfer.
 
     The trace may be that of a block of ranks, see :mod:`commprof.analysis.step.joined`; the result
     then has the steps of all of them.
@@ -362,7 +365,8 @@ def _host_delays(trace: Trace, steps: Steps, exposed: Exposures, thread: int) ->
 def _of_other(trace: Trace, steps: Steps, other_ns: Floats, phases_ns: Floats) -> OtherOnDevice:
     """Returns the parts of ``other_ns``; NaN if no kernels were recorded.
 
-    Phases of a device are times in which kernels ran, so all other kernels ran in no known phase.
+    On a device, a phase is the time in which the kernels of this phase ran. So kernel time beyond
+    the phases belongs to kernels that were launched in no known phase.
     """
     if trace.device_activity is None:
         return OtherOnDevice(*[np.full(len(steps), np.nan)] * 3)

@@ -178,9 +178,10 @@ def _shared(table: Collectives, buckets: Ints, span: Spans, blocked_ns: Ints) ->
     """Divides the waiting of finalisations among their buckets; one row per bucket.
 
     DDP's loop waits until a bucket is complete, copies the bucket and goes on to the next bucket.
-    A bucket completes ``end`` ns after the finalisation begins. The earlier buckets have ``copied``
-    bytes. ``speed`` is the time in ns to copy one byte. The loop's total waiting up to a bucket is
-    the largest ``end - speed * copied`` of the buckets so far.
+    ``end`` is the time in ns from the finalisation's start until a bucket is complete, ``copied``
+    the number of bytes of all earlier buckets, and ``per_byte`` the time in ns to copy one byte.
+    The loop's total waiting up to a bucket is the largest ``end - per_byte * copied`` of the
+    buckets so far.
 
     Args:
         table: the collectives.
@@ -195,12 +196,12 @@ def _shared(table: Collectives, buckets: Ints, span: Spans, blocked_ns: Ints) ->
     begin_ns = span.begin_ns[:, np.newaxis]
     end = np.minimum(table.end_ns[buckets], span.end_ns[:, np.newaxis]) - begin_ns
     slowest = (span.end_ns - span.begin_ns) / np.maximum(1.0, size.sum(axis=1))
-    speed = _copy_ns_per_byte(end, copied, blocked_ns, slowest)[:, np.newaxis]
+    per_byte = _copy_ns_per_byte(end, copied, blocked_ns, slowest)[:, np.newaxis]
     none = np.zeros((len(span), 1))
-    reached = np.maximum.accumulate(np.concatenate((none, end - speed * copied), axis=1), axis=1)
+    reached = np.maximum.accumulate(np.concatenate((none, end - per_byte * copied), axis=1), axis=1)
     stretch, total = np.diff(reached, axis=1), reached[:, -1]
-    # The replay may wait longer than was measured, whatever the copy speed: the thread was then
-    # busy with something else.
+    # The computed waiting may be longer than the measured waiting, whatever the copy time: for the
+    # difference, the thread was busy with something else.
     scale = np.minimum(1.0, np.divide(blocked_ns, total, out=np.ones(len(span)), where=total > 0))
     at = np.nonzero(stretch > 0)
     until, length = (begin_ns + end)[at], stretch[at]
@@ -242,8 +243,8 @@ NO_CORE: Final = "no core"
 #: The rank transferred data of other collectives, or waited in a collective whose last arrival is
 #: unknown.
 TRANSFER: Final = "transfer"
-#: The cause is unknown: no earlier moment is known at which the two ranks were synchronised, or no
-#: activity of the late rank took longer since then.
+#: The cause is unknown: no earlier moment is known at which the waiting rank and the late rank were
+#: synchronised, or since that moment no activity took notably longer on the late rank.
 UNKNOWN: Final = "unknown"
 #: Possible causes of waiting: activities of the rank that is the root cause.
 CAUSES: Final = (*ORIGINS, NO_CORE, TRANSFER, UNKNOWN)

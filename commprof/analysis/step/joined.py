@@ -49,7 +49,7 @@ from commprof.trace.schema import MOMENTS, Kind, Records
 
 Column = npt.NDArray[Any]
 
-#: Longest time of a block: a sum of so many ns is exact to 1e-5 ns as a float.
+#: Longest time span of a block in ns: as a float, a sum up to this is exact to 1e-5 ns.
 _LONGEST_NS = 2**37
 #: Least time between the records of two ranks of a block.
 _APART_NS = 10_000_000
@@ -221,7 +221,7 @@ def alone(place: int, trace: Trace) -> RankBlock:
 def _device_rows(trace: Trace) -> int:
     """Returns the number of a rank's kernels and copies.
 
-    In a block, which has at most ``MOST_ROWS`` calls, each of them counts as a call.
+    Each kernel or copy counts like a call in the limit of ``MOST_ROWS`` calls per block.
     """
     return 0 if trace.device_activity is None else sum(map(len, trace.device_activity.kinds))
 
@@ -402,7 +402,7 @@ def _helpers_cpu(traces: Sequence[Trace], records: JoinedRecords, delays: Spans)
 
 @dataclass(frozen=True)
 class _Ranks:
-    """Ranks of a block whose tables hold the rows of one rank after the other."""
+    """Ranks of a block; converts tables that hold the rows of one rank after the other."""
 
     traces: Sequence[Trace]
     threads: Ints

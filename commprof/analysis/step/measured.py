@@ -104,10 +104,10 @@ def backward_begins(trace: Trace) -> Ints:
     return phases.begin_ns[mine]
 
 
-#: A step counts as warm-up only if it is this many robust standard deviations above the later
-#: steps' median.
+#: A step is long enough for warm-up only if it is this many robust standard deviations above the
+#: later steps' median.
 _DEVIATIONS = 5.0
-#: A step counts as warm-up only if it is also longer than this median by this factor.
+#: A step is long enough for warm-up only if it also takes this many times the later steps' median.
 _LONGER = 1.1
 
 
@@ -189,7 +189,8 @@ class MeasuredSteps:
     ranks: list[int]
     #: Traces as they were written.
     recorded: list[Trace]
-    #: Traces on rank 0's clock if clocks can be compared, and on a device's timeline if it has one.
+    #: Traces on rank 0's clock if clocks can be compared; if a trace has events of a device, with
+    #: the times of these events.
     traces: list[Trace]
     #: Parts of the steps of all ranks, warm-up included. Left out are steps that some rank did not
     #: complete, steps that measure overhead after training, and steps of several iterations.

@@ -53,9 +53,9 @@ class Stretch(FieldGroup):
 
     #: 0 if the two ranks have not met before.
     begin_ns: Ints
-    #: The rank stood at the meeting from ``stood_ns`` to ``left_ns``; its waiting and transfer
-    #: there do not count. Both equal ``begin_ns`` if the rank did not stand, or if the stretch
-    #: begins when the rank left.
+    #: The rank's training thread waited at the meeting from ``stood_ns`` to ``left_ns``; its
+    #: waiting and transfer there do not count. Both times equal ``begin_ns`` if the thread did not
+    #: wait there, or if the stretch begins when the rank left the meeting.
     stood_ns: Ints
     left_ns: Ints
     end_ns: Ints
@@ -97,10 +97,10 @@ class _Stops:
     rank: Narrow
     number: Narrow
     begin_ns: Ints
-    #: When the thread left: at the call's end if the thread stood there then, else at the wait's
-    #: end.
+    #: When the thread left its wait: at the call's end if the thread was waiting then, else at the
+    #: wait's end.
     left_ns: Ints
-    #: True if the thread stood there when the call ended.
+    #: True if the thread was already waiting for the call when the call ended.
     stood: Mask
 
     def of(self, rows: Ints | slice) -> _Stops:
@@ -338,7 +338,7 @@ class SharedCalls:
             met = here[meetings[key]]
             met = met[np.argsort(arrived_ns[met], kind="stable")]
             mine = concerned[mine]
-            # The late rank must have left the meeting too, which may be later.
+            # The late rank must have left the meeting too, and may leave it long after it arrived.
             left = np.maximum.accumulate(left_ns[met])
             at = np.searchsorted(arrived_ns[met], waits.stood_ns[mine], side="right")
             at = np.minimum(at, np.searchsorted(left, arrived_ns[mine], side="right")) - 1
@@ -352,8 +352,8 @@ class SharedCalls:
 _Met = tuple[Ints, Ints, tuple[tuple[Ints, Ints, Ints], tuple[Ints, Ints, Ints]]]
 
 _SEED = 20261124
-#: Rows are looked up in a table of all ranks and calls if the table has at most this many entries
-#: per row.
+#: Calls are looked up in a table with an entry for each rank and call number, if this table has at
+#: most this many entries per recorded call.
 _DENSE = 4
 #: Number of waits for which meetings are found at a time.
 _CHUNK = 1 << 16
@@ -393,8 +393,8 @@ class _InTurn:
         del key
         self._begin_ns, self._left_ns = stops.begin_ns, stops.left_ns
         stood = np.where(stops.stood, place[stops.number].astype(np.int32), np.int32(-1))
-        #: By row: the latest turn, not after the row's own, in which the rank stood when the call
-        #: ended; -1 if none.
+        #: By row: the latest turn, not after the row's own, in which the rank was already waiting
+        #: when the call ended; -1 if none.
         self._last_stood = accumulated(np.maximum, stood, self._first)
         del stood
         left_ns = accumulated(np.maximum, stops.left_ns, self._first)
@@ -415,14 +415,15 @@ class _InTurn:
         return np.where(row >= self._first[rank], self._turn(rank, row), -1)
 
     def stood_by(self, rank: Narrow, turn: Ints) -> Ints:
-        """Returns, per turn, the latest turn up to this one in which the rank stood, or -1."""
+        """Returns, per turn, the latest turn up to this one with ``stood_at`` 1; -1 if none."""
         row = self._row(rank, turn)
         return np.where(row >= self._first[rank], self._last_stood[row], -1)
 
     def stood_at(self, rank: Narrow, turn: Ints) -> Ints:
-        """Returns, per turn: 1 if the rank stood when the call ended, 0 if it waited otherwise.
+        """Returns, per turn: 1 if the rank was already waiting when the call ended.
 
-        -1 if the rank did not wait for the call.
+        0 if the rank began to wait later, or if the call's end is unknown; -1 if the rank did not
+        wait for the call.
         """
         row = self._row(rank, turn)
         waited = (row >= self._first[rank]) & (self._turn(rank, row) == turn)

@@ -151,8 +151,8 @@ class _Times:
             spent_ns: per activity a column with a row per stretch, see ``RankTime.spent``.
             sign: factor of the added times, 1 or -1.
             place: per row, the rank whose time it is.
-            stretch: per row, the interval whose time is added; waiting and transfer at the meeting
-                are left out.
+            stretch: per row, the interval whose time is added, except for waiting and transfer at
+                the meeting with which the interval begins.
             chosen: the rows to which times are added.
         """
         block_of = self._block_of[place[chosen]]
@@ -187,7 +187,9 @@ class _Times:
         """Returns columns of a block's waits: those of ``_Waits``, then those of ``Wait``."""
         rows = np.flatnonzero((time.wait_ns > 0) & (time.waiting.culprit >= 0))
         end_ns = time.end_ns[rows]
-        if (end_ns[1:] < end_ns[:-1]).any():  # times are ordered by rank
+        # Sorted by their ends, the waits stay in the order of the block's ranks: the block's times
+        # are shifted so that each rank's times are later than those of the rank before it.
+        if (end_ns[1:] < end_ns[:-1]).any():
             rows = rows[np.argsort(end_ns, kind="stable")]
         place = block.first + block.rank_at(time.begin_ns[rows])
         return (
@@ -310,7 +312,7 @@ def _explained(
     return joined_tables(cells), joined_tables(through)
 
 
-#: Number of waits for which a table of activities is made.
+#: Number of waits for which a table of activities is made at a time.
 _ROWS = 1 << 14
 #: Least number of waits that are compared at a time, except for the last part.
 _PART = 1 << 15
@@ -355,7 +357,10 @@ def _shares(excess: Sequence[Floats | None], wait_ns: Floats) -> tuple[Floats, F
 
 
 def _spent(time: RankTime, stretch: Stretch) -> Iterator[tuple[int, Floats]]:
-    """Yields the rank's time by activity in each stretch, except while it stood at the meeting."""
+    """Yields the rank's time by activity in each stretch.
+
+    Waiting and transfer at the meeting with which the stretch begins are left out.
+    """
     stood = np.flatnonzero(stretch.stood_ns < stretch.left_ns)
     not_counted: dict[int, Floats] = {}
     if len(stood):

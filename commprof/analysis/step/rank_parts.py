@@ -141,7 +141,11 @@ class RankParts(Sequence[Breakdown]):
 
     @cached_property
     def caused(self) -> Caused:
-        """Waiting of all ranks; their steps are numbered one rank after the other."""
+        """Waiting of all ranks.
+
+        The rows in ``Caused.step`` count on from rank to rank: row 0 is the first rank's first
+        step, and the second rank's steps follow the first rank's last step.
+        """
         return Caused.joined([block.caused for block in self._blocks])
 
     def caused_in_all(self, chosen: npt.NDArray[np.bool_]) -> Floats:

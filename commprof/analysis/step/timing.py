@@ -91,9 +91,10 @@ class StepTiming(FieldGroup):
     #: Number of steps that are left out because each holds several iterations.
     merged_steps: int = 0
     #: Index and wall time in ms (slowest rank) of steps that stalled, see ``stalls.stalled``.
-    #: They are in the means over steps, but are left out of the verdict and the late rank.
+    #: The means over steps include them; the verdict and the search for a late rank do not.
     stalled_steps: tuple[tuple[int, float], ...] = ()
-    #: Counts of the first rank that left a trace.
+    #: Numbers of backward passes, updates and gradient exchanges per step, from the first rank that
+    #: left a trace.
     repeats: Repeats = field(default_factory=Repeats)
 
     @property

@@ -32,7 +32,8 @@ LONG_CALLS = 1_000_000
 WINDOW_CALLS = 400_000
 #: Number of calls of all ranks in the sample of steps.
 SAMPLE_CALLS = 250_000
-#: Number of rows (steps times ranks) whose parts are kept.
+#: Largest number of rows (steps times ranks) of the kept parts of steps, such as forward time or
+#: waiting.
 KEPT_ROWS = 1 << 19
 #: The parts of at least this many steps are kept, even if they take more than ``KEPT_ROWS`` rows.
 KEPT_STEPS = 5000
