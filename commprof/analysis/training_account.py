@@ -21,12 +21,12 @@ from commprof.trace.run.run_directory import WorldRun
 class TrainingAccount(FieldGroup):
     """Samples, losses and weights of one world size."""
 
-    #: Samples of all ranks divided by the time of the slowest of ``WorldResult.ranks``, in measured
-    #: steps. NaN if the samples of a rank are unknown, for example because the rank left neither a
-    #: trace nor an account.
+    #: Number of samples that all ranks processed in the measured steps, divided by the time that
+    #: the slowest of ``WorldResult.ranks`` took for these steps. NaN if the samples of a rank are
+    #: unknown, for example because the rank left neither a trace nor an account.
     samples_per_s: float
-    #: Smallest and largest number of samples in a measured step, where a step's number is the sum
-    #: over all ranks; NaN unless every rank left an account.
+    #: Samples that all ranks together processed in a measured step: the smallest and the largest
+    #: number of any step. NaN unless every rank left an account.
     samples_per_step: tuple[float, float]
     #: Mean over ranks of the last epoch's mean loss.
     average_loss: float
@@ -44,7 +44,7 @@ class TrainingAccount(FieldGroup):
 def training_account(
     run: WorldRun, ranks: tuple[RankSummary, ...], measured_steps: Ints
 ) -> TrainingAccount:
-    """Returns samples, losses and weights, from the loop's account and the ranks' traces."""
+    """Returns samples, losses and weights, from the ranks' traces and ``rank_N.json`` files."""
     duration_s = max(rank.duration_s for rank in ranks)
     trained = _samples(run, ranks, measured_steps)
     losses, samples = global_losses(run)

@@ -4,7 +4,7 @@ Communication that the training thread waits for is one part of the mean step, n
 data, optimizer and other. The step is bound by the largest part if this part is the largest in at
 least 95 % of bootstrap samples of the steps; otherwise the two largest are named. If the other
 ranks wait long for a late rank, that rank is named first, whichever part is largest. The verdict
-promises no gain: it ends with the command that tries a change.
+promises no gain from any change: it ends with a next step, such as a command that tries a change.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _TOLD_APART = 0.95
 #: The two largest parts are called about equal if their ratio is at least this.
 _ABOUT_EQUAL = 0.8
 #: Smallest fraction that sentences mention. It applies to the growth of the step over the ideal
-#: step, to each part's share in this growth, and to the share of communication in the step: if it
-#: is smaller, FSDP's collectives are not mentioned.
+#: step, to each part's share in this growth, and to the share of communication in the step: if
+#: communication has a smaller share, FSDP's collectives are not mentioned.
 _WORTH_A_WORD = 0.03
 
 #: Smallest fraction of the step that is shown, as a percentage with one decimal.
@@ -94,7 +94,8 @@ class Binding:
 class Verdict:
     """The verdict on a run; its sentences are about one world size."""
 
-    #: The largest world size above 1 with a core for each thread; if there is none, the largest.
+    #: The largest world size above 1 with a core for each thread of the ranks; if there is none,
+    #: the largest world size.
     world_size: int
     bindings: tuple[Binding, ...]
     #: One or two sentences on the first thing to act on.
@@ -148,7 +149,7 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
 
 
 def _not_known(world: WorldResult, step: MeanStep) -> str:
-    """Returns a headline on the parts of the step that are not known; empty if all are."""
+    """Returns a headline that says what is not known of the step's parts; empty if all is known."""
     if world.evidence.supports(Figure.EXPOSED):
         return ""
     known = f"At {_ranks(world)} the mean step takes {in_ms(step.step_ms)}"
@@ -216,7 +217,7 @@ def _words(world: WorldResult, step: MeanStep) -> Mapping[str, str]:
 
 
 def _ranks(world: WorldResult) -> str:
-    """Returns the number of ranks as text; with the number of recorded ranks if fewer are."""
+    """Returns the number of ranks as text; if not all were recorded, also how many were."""
     ranks = counted(world.world_size, "rank")
     recorded_ranks = world.world_size - len(world.recording.missing_ranks)
     if not world.evidence.recorded.job_size:
@@ -302,7 +303,7 @@ def _communication(world: WorldResult, step: MeanStep) -> list[str]:
     whose = "The GPU's compute stream" if world.recording.device_timed else "The training thread"
     text = f"{whose} waits for communication during {share} of the mean step"
     if any(rank.kernels is not None for rank in world.ranks):
-        text = f"Only communication runs during {share} of the mean step"
+        text = f"Nothing but communication runs during {share} of the mean step"
     if step.split_ms:
         text += (
             f": {step.share('waiting'):.1%} for the last rank, {step.share('transfer'):.1%} for "

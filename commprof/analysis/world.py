@@ -56,8 +56,8 @@ class WorldResult:
     #: Gains of changes, computed by replaying the steps with each change; None if the steps cannot
     #: be replayed.
     gains: Gains | None = None
-    #: Causes of the catalogue that the recordings show: first those that make the result of
-    #: training wrong, then those whose fix saves most.
+    #: Causes from the catalogue of ``docs/causes.md`` that the recordings show: first those that
+    #: make the result of training wrong, then those whose fix saves most.
     named_causes: tuple[NamedCause, ...] = ()
 
     def known(self, name: str) -> list[float]:
@@ -117,7 +117,7 @@ def world_result(
 
 
 def _with_calls(result: WorldResult, run: WorldRun, seen: MeasuredWorld) -> WorldResult:
-    """Returns the result with the figures that need the ranks' calls, such as gains."""
+    """Returns the result with the figures that need single collective calls, such as gains."""
     recording, observed = result.recording, observed_ranks(seen)
     late = lateness(run, seen.all_steps, result.timing.step_median_ms, recording.between_ranks_us)
     exchanged = communication(run, seen)

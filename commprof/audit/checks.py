@@ -16,8 +16,8 @@ class Quote:
     #: Name of the figure with its printed value, or the formula that implies it.
     text: str
     span: Span
-    #: Unit of the value to print after ``text``: "s", "%", "x", "$", another or empty; None if
-    #: ``text`` is complete.
+    #: Unit in which the value is printed after ``text``: "s", "%", "x", "$" or another; empty for a
+    #: value without a unit. None if ``text`` is complete, and no value is printed after it.
     unit: str | None = None
 
 

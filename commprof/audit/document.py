@@ -10,8 +10,8 @@ from commprof.audit.figure import StatedFigure
 from commprof.audit.quantities import Quantity
 from commprof.text import counted
 
-#: Largest number of rows of one world size in a table. It bounds the time: these rows belong to
-#: different series, and each is compared with the series before it.
+#: Largest number of rows of one world size in a table. It limits the time that the audit takes:
+#: these rows belong to different series, and each is compared with the series before it.
 _MOST_ALIKE = 1000
 
 

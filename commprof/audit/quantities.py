@@ -38,7 +38,8 @@ _NAMES = (
     ("", r"[kmgt]i?b(it)?(ytes)? ?(/|per) ?s|flop|(samples?|images?|tokens?) ?(/|per) ?(min|h)"),
     ("", rf"(throughput|(/|per) ?s(ec|econd)?)\b.*(/|per) ?{_RANK}"),
     ("parallel_share", r"^p$|parallel(iz|is)?(able|ed)? (portion|fraction|share)"),
-    # Not a column of Amdahl's limit, nor one whose header states the parallel share ("P = 0.95").
+    # This pattern matches no column of Amdahl's limit, and none whose header states the parallel
+    # share ("P = 0.95").
     ("amdahl_speedup", r"^(?!.*(limit|max|effici|serial|fraction|share|\bp ?=)).*amdahl"),
     ("", r"amdahl"),
     ("accumulation", r"accum"),

@@ -163,10 +163,11 @@ def _speedup(series: Series, row: Row) -> tuple[Row, Quote] | None:
 
 
 def _rounded(share: Span) -> tuple[float, float, float]:
-    """Returns the bounds and the value of a parallel share that the report's author chose.
+    """Returns the lower bound, the value and the upper bound of a parallel share.
 
-    ``share`` extends further up than down, because a program may have truncated its figure. Authors
-    round the shares that they choose, so the result extends equally far both ways, up to 1 at most.
+    ``share`` extends further up than down, as for any figure that a program may have truncated. But
+    a report's author chooses the parallel share, and authors round such figures. So the result
+    extends equally far both ways, up to 1 at most.
     """
     half = share.value - share.low
     return share.low, share.value, min(1.0, share.value + half)
@@ -241,7 +242,7 @@ def _total(row: Row, document: Document, per_machine: float) -> AuditCheck | Non
     return check(row, "cost", text, hours * price.span * exact(machines), "$")
 
 
-#: Loss of efficiency that is put down to measurement noise, in addition to the overhead.
+#: The loss of efficiency may exceed the stated overhead by this much; that counts as noise.
 _NOISE = 0.03
 
 

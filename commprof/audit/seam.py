@@ -1,4 +1,4 @@
-"""What the audit adds to the command line of commprof; ``commprof.satellites`` reads it."""
+"""What the audit adds to commprof's command line; ``commprof.satellites`` loads this module."""
 
 from __future__ import annotations
 

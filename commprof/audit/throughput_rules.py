@@ -163,7 +163,7 @@ def warmup_inside(document: Document) -> Iterator[AuditCheck]:
 
 
 def ranks_in_turn(document: Document) -> Iterator[AuditCheck]:
-    """Checks that the elapsed time is not the sum of the ranks' times: they must run at once."""
+    """Checks that the elapsed time is not the sum of the ranks' times, which must overlap."""
     for row in _rows(document):
         if len(row.rank_times) < 2 or not has(row, "elapsed"):
             continue

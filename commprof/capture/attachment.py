@@ -57,7 +57,8 @@ class Attachment:
         self._running: RunningEngine | None = None
         self._mean = True  # True if the inner hook is DDP's own mean all-reduce
         self._divisor = 0  # number of ranks that the mean divides by; 0: all
-        #: The objects that this model's successive engines share; None before the first engine.
+        #: Objects, such as connections, that each compressor of this model leaves to the next one;
+        #: None before the first compressor.
         self._shared: Any = None
         _hooks.append(self._names)
         # A hook that the user registers later becomes the inner hook.
@@ -93,7 +94,10 @@ class Attachment:
         return bool(self._ddp._comm_hooks)
 
     def shared(self, engine: HookEngine) -> Any:
-        """Returns the objects that this model's engines share; the first engine makes them."""
+        """Returns objects, such as connections, that the model's compressors share.
+
+        If no earlier compressor has made these objects, ``engine`` makes them.
+        """
         if self._shared is None:
             self._shared = engine.shared_of(self._ddp)
         return self._shared
@@ -144,7 +148,8 @@ class Attachment:
         except Exception:
             if running is not None:
                 running.stop()
-            # The failed start may have stopped the replaced engine, which is still the inner hook.
+            # The failed start may have stopped the previous compressor, which commprof's hook still
+            # calls.
             if replaced is not None and (running is not None or replaced.is_stopped):
                 self.set_hook(None)
             raise

@@ -64,7 +64,7 @@ class AutoPhases:
         """
         self._markers = markers
         self._loaded = loaded
-        # This concerns the Python recorder's markers: native markers are never compiled.
+        # torch.compile must skip the Python recorder's markers; it never compiles native markers.
         for marker in markers.values():
             uncompiled(marker.begin, callees=True)
             uncompiled(marker.end, callees=True)
@@ -192,7 +192,10 @@ class AutoPhases:
 
 
 def _scaling(finder: StepFinder) -> Callable[..., AbstractContextManager[None]]:
-    """Returns a function that passes the optimizer given to ``GradScaler.step`` to the finder."""
+    """Returns a function that takes the arguments of ``GradScaler.step``.
+
+    It passes the optimizer among them to ``finder.scaling``, and returns the context that results.
+    """
 
     def around(_: Any, optimizer: Any = None, *__: Any, **___: Any) -> Any:
         return finder.scaling(optimizer)

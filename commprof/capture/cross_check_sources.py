@@ -25,7 +25,8 @@ _COUNTERS = Path("/proc/self/net/dev")
 _CLASS_NET = Path("/sys/class/net")
 #: Indices of the received and the sent bytes in the columns that follow an interface's name.
 _RECEIVED, _SENT = 0, 8
-#: Keys that are kept of DDP's log: its setup, and means over the iterations it sampled, in ns.
+#: Keys that are copied from DDP's log: the setup of the DDP model, and mean times in ns over the
+#: iterations that DDP sampled.
 _DDP_KEYS = (
     *("module_name", "backend_name", "bucket_sizes", "rebuilt_bucket_sizes", "iteration"),
     *("avg_forward_compute_time", "avg_backward_compute_time", "avg_backward_comm_time"),

@@ -22,7 +22,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from commprof.capture.recorder import Recorder
 
-#: Largest number of passes that are noted, and of batches of a pass whose content is compared.
+#: Largest number of passes that are noted, and of each pass's first batches that are compared.
 _MOST_PASSES, _COMPARED = 1024, 4
 #: Largest number of parts of a batch, and of elements of a tensor, that enter a checksum.
 _MOST_PARTS, _MOST_ELEMENTS = 64, 4096
@@ -205,11 +205,12 @@ def checksum(batch: Any) -> int | None:
 
 
 def _elements(item: torch.Tensor | np.ndarray[Any, Any]) -> bytes | None:
-    """Bytes of about ``_MOST_ELEMENTS`` elements at most; the others are not copied.
+    """Bytes of at most ``_MOST_ELEMENTS`` elements at equal distances; the others are not copied.
 
-    None for tensors that NumPy cannot read: on devices, that require a gradient, or of a type that
-    NumPy lacks. Tensors are read by NumPy, not by an operator of torch: the script may have
-    entered a ``TorchDispatchMode``, which would see the operator.
+    None for an array of Python objects, and for a tensor that NumPy cannot read: one that is on a
+    device, is not strided, requires a gradient, or has a type that NumPy lacks. Tensors are read by
+    NumPy, not by an operator of torch: the script may have entered a ``TorchDispatchMode``, which
+    would see the operator.
     """
     if isinstance(item, torch.Tensor):
         if item.device.type != "cpu" or item.layout is not torch.strided:

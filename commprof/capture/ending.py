@@ -89,8 +89,8 @@ def unhandled() -> str:
 
     The caller must be an exit handler.
     """
-    # In a child of multiprocessing exit handlers run while the exception propagates; elsewhere the
-    # interpreter has printed it and stored it in sys.last_value.
+    # In a child process of multiprocessing, exit handlers run while the exception propagates. In
+    # other processes the interpreter has printed the exception and stored it in sys.last_value.
     printed = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
     return error_line(sys.exc_info()[1] or printed) or _exit_line or _line_of_last_call()
 

@@ -34,7 +34,7 @@ class GarbageCollections:
             gc.callbacks.append(self._spans)
 
     def remove(self) -> None:
-        """Stops noting them, and writes those that were noted into the trace."""
+        """Stops noting garbage collections, and writes the noted ones into the trace."""
         spans, self._spans = self._spans, None
         if spans is None or spans not in gc.callbacks:
             return

@@ -112,7 +112,7 @@ class GradientNorms:
         try:
             self._measure(parameter)
         except Exception as error:
-            # The hooks are removed at the optimizer's update: autograd is calling them now.
+            # The hooks are removed only at the optimizer's update, as autograd is calling them now.
             self._give_up(error)
 
     def _measure(self, parameter: torch.Tensor) -> None:

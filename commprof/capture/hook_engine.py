@@ -55,8 +55,8 @@ class HookEngine(ABC):
 
     @abstractmethod
     def bind(self, running: Any) -> None:
-        """Notes the model's engine, which :meth:`start` returned."""
+        """Notes ``running``, which :meth:`start` returned for a model."""
 
     @abstractmethod
     def unbind(self) -> None:
-        """Forgets the engine; called when another hook takes over."""
+        """Forgets what :meth:`bind` noted; called when another hook takes over in the model."""

@@ -120,7 +120,7 @@ def _value_in(path: str) -> str:
 
 
 def _module(torch_version: str) -> str:
-    """Returns the path of capture's module for a version such as 2.13.0+cpu; empty if none."""
+    """Returns the native module's path for a torch version like 2.13.0+cpu; empty if none."""
     name = "_torch" + "".join(torch_version.split(".")[:2])
     paths = (os.path.join(PACKAGE, name + end) for end in importlib.machinery.EXTENSION_SUFFIXES)
     return next((path for path in paths if os.path.exists(path)), "")

@@ -183,7 +183,7 @@ def _collectives(trace: Trace, table: Collectives, arrivals: Arrivals, flows: Fl
         "after_last_rank_us": ns_to_us_of(np.where(is_known, took - until, np.nan)),
         "last_rank": arrivals.late_rank,
         "completion": [
-            None if exact else "not seen" if end == 0 else "before a wait for it returned"
+            None if exact else "not seen" if end == 0 else "before this end, when a wait returned"
             for exact, end in _pairs(table.end_is_exact, table.end_ns)
         ],
         "issued_by": [_caller(trace, number) for number in numbers.tolist()],
@@ -248,9 +248,9 @@ def _chosen(column: Column, rows: Ints) -> Column:
 
 
 def _chosen_flows(flows: Flows, rows: Ints) -> Flows:
-    """Returns the arrows that begin or end in the chosen rows.
+    """Returns the arrows that begin or end in the chosen rows of the table of collectives.
 
-    ``rows`` must hold all rows that begin in the shown window; other rows have no arrows.
+    ``rows`` must contain every row that begins in the shown window: only those rows have arrows.
     """
     first = np.concatenate((flows.first[rows], flows.first[-1:]))
     return Flows(flows.received[rows], flows.transfer_begin_ns[rows], first, flows.sent)

@@ -177,14 +177,15 @@ def _skip(text: str, position: int) -> int:
     return match.end()
 
 
-#: Number of events that are moved at a time.
+#: Number of events whose times are converted to the common clock at a time.
 _CHUNK = 4096
 #: Process ids of the ranks are below this number; processes of merged traces get ids from this
 #: number on.
 _FIRST_PID = 1_000_000
 #: Largest time of a 64-bit clock.
 _NEVER_NS = 2**63 - 1
-#: First id of torch's own arrows in a trace.
+#: Arrows (flow events) of torch.profiler get ids from this number on; commprof's own arrows have
+#: smaller ids.
 _FIRST_ARROW = 2**40
 
 
@@ -218,7 +219,8 @@ def rank_index(view: Overview, trace: TorchTrace) -> int:
 def with_all_of(view: Overview, traces: Sequence[TorchTrace]) -> Overview:
     """Extends the overview's window to every event of these traces.
 
-    Times count from the window's start, and viewers drop events with negative times.
+    Times count from the window's start. So an event before the window would get a negative time,
+    and viewers drop such events.
     """
     begins = [view.window.begin_ns]
     for trace in traces:
@@ -278,7 +280,7 @@ def _has_time(event: dict[str, Any]) -> bool:
 
 
 def _length_ns(event: dict[str, Any]) -> int | None:
-    """Length of a complete event; None for events of other types, and if it is not usable."""
+    """Length of a complete event in ns; None for other events, or if ``dur`` is not usable."""
     length = event.get("dur")
     if event.get("ph") != "X" or not isinstance(length, int | float):
         return None

@@ -154,7 +154,7 @@ def _speaks(directory: str, always: bool, begin_s: float) -> bool:
 
 
 def _trained() -> bool:
-    """True if this process made an optimizer: torch then replaces ``step`` in that class."""
+    """True if this process made an optimizer: torch then replaces ``step`` in its class."""
     optim = sys.modules.get("torch.optim.optimizer")
     kinds = list(optim.Optimizer.__subclasses__()) if optim is not None else []
     while kinds:

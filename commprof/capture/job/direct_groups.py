@@ -24,7 +24,7 @@ from commprof.trace.schema import BlockType
 _KEY = "commprof/group"
 _TOKEN_BYTES = 8
 _REGISTER = "_register_backend"
-#: Largest trace that is read again to see if it has a process group.
+#: A closed trace that is larger than this is not searched for process groups.
 _MOST_LOOKED_THROUGH_BYTES = 64 << 20
 
 
@@ -36,7 +36,10 @@ class DirectGroups:
         self._patches = Patches()
 
     def install(self) -> None:
-        """Starts giving tokens; does nothing without the native module or torch's groups."""
+        """Starts giving tokens.
+
+        Does nothing without the native module, or if torch has no process groups.
+        """
         owner = getattr(dist, "ProcessGroup", None)
         original = getattr(owner, _REGISTER, None)
         if _native.native is None or original is None:
@@ -84,7 +87,8 @@ def _made_by_c10d() -> bool:
 def say_if_without_group(path: Path) -> None:
     """Prints that no collective is recorded, if this process's closed trace has no group.
 
-    Prints nothing after a capture in Python, which sees no groups, or if the trace is large.
+    Prints nothing if the trace is large, or if the native module is missing: without that module,
+    capture does not see groups that a script makes itself.
     """
     if _native.native is None or dist.is_initialized():
         return

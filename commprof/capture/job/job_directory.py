@@ -77,7 +77,7 @@ def agree(directory: Path) -> Path:
         try:
             name = _take(directory, 0)
         finally:
-            store.set(key, name)  # even after an error: the other ranks wait for this answer
+            store.set(key, name)  # even after an error: the other ranks wait for this choice
         return directory / name
     try:
         store.wait([key], _PATIENCE)
@@ -87,11 +87,12 @@ def agree(directory: Path) -> Path:
 
 
 def _next_key(store: Any, rank: int) -> str:
-    """Returns the key of the next answer of rank 0, which is the same on all ranks.
+    """Returns the key under which rank 0 stores its next choice of a directory.
 
-    An answer must not be read again by a later call. The store may keep the answer for the whole
-    job: torchrun's store outlives process groups and restarted processes. So the key holds the
-    attempt and the index of the call, which the store counts for each rank.
+    The key is the same on all ranks. A choice must not be read again by a later call. The store may
+    keep the choice for the whole job: torchrun's store outlives process groups and restarted
+    processes. So the key holds the attempt and the index of the call, which the store counts for
+    each rank.
     """
     attempt = f"{_KEY}/attempt_{restart_count()}"
     return f"{attempt}/{store.add(f'{attempt}/calls_of_rank_{rank}', 1)}"
@@ -112,7 +113,7 @@ def _take(directory: Path, rank: int) -> str:
     """
     names = ["", *(f"job_{number}" for number in range(2, _MOST_JOBS + 1))]
     own: list[str] = []
-    if restart_count():  # on the first call after a restart, joins the previous attempt
+    if restart_count():  # the first call after a restart takes the previous attempt's directory
         own = _of_this_job(directory, names, rank) or [""]
     for name in [*own, *names]:
         path = directory.absolute() / name / trace_name(rank)

@@ -151,7 +151,10 @@ def on_one_host(world_size: int) -> bool:
 
 
 class ArrivalLink(StoreLink):
-    """Connects this rank with the other ranks to share arrivals in always-on mode."""
+    """Connects this rank with the other ranks to share arrivals in always-on mode.
+
+    In that mode, capture keeps histograms instead of records.
+    """
 
     def __init__(self) -> None:
         """Makes a link that is not connected yet.
