@@ -66,10 +66,11 @@ class Listener(Protocol):
         """Called before the capture stops."""
 
 
-#: When capture stops, other threads have this time to record the last completions.
+#: When capture stops, other threads have this time to record when the last operations ended.
 _LATE_COMPLETIONS_S = 0.005
-#: In a launched job, the stacks of this many first operations are recorded: they show which lines
-#: of code issue each kind of call. A stack costs 3 to 6 us (benchmarks/own_cost/stacks.py).
+#: Number of operations, from the start of a launched job, whose stacks are recorded: they show
+#: which lines of code issue each kind of call. A stack costs 3 to 6 us
+#: (benchmarks/own_cost/stacks.py).
 _FIRST_STACKS = 1024
 
 
@@ -177,8 +178,8 @@ class Profiler:
             )
         clock = ClockLink(self._compared_clocks)
         rank, _ = rank_and_world_size()
-        # The path is absolute, because the working directory may change, and other processes read
-        # the path in the file that names the owner of the ring buffers.
+        # The path is absolute, because the working directory may change. The path also goes into
+        # the file that names the owner of the ring buffers, which other processes read.
         path = beside_other_replicas(self._directory.absolute() / trace_name(rank))
         prefix = ring_prefix()
         metadata = trace_metadata(prefix, self._metadata)
@@ -314,8 +315,8 @@ class Profiler:
     def _note_ending(self, error: str) -> None:
         """Writes ``error``, the error that ended the capture ("" for none), to the metadata.
 
-        Metadata also goes into later traces of this process, so "" is written to clear the error of
-        an earlier capture. Without such an error, "" is not written.
+        Metadata also goes into later traces of this process. So if an earlier capture wrote an
+        error, "" is written to clear it; otherwise "" is not written.
         """
         global _ending_noted
         if error or _ending_noted:
@@ -476,9 +477,9 @@ def profile(
         find_steps: until :meth:`Profiler.step` is called, end a step at each update of one
             optimizer, also at an update that GradScaler skips. Usually this optimizer is the first
             that the script uses; ``step_finder.py`` has the rule.
-        mode: "full" keeps every record, "always-on" histograms of bounded size, "off" nothing
-            until recording is switched on (see ``docs/monitoring.md``). None: the environment's
-            COMMPROF_MODE, or "full" if that is unset.
+        mode: "full" keeps every record; "always-on" keeps histograms of bounded size; "off" keeps
+            nothing until recording is switched on (see ``docs/monitoring.md``). None: the
+            environment's COMMPROF_MODE, or "full" if that is unset.
         stacks: record the Python frames that issue each operation; costs microseconds per
             operation. None: only if ``COMMPROF_STACKS`` is 1 in the environment.
 

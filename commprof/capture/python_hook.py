@@ -150,11 +150,11 @@ class ManualFinalize:
         self._recorder = recorder
 
     def begin_manual_finalize(self) -> None:
-        """Records that the finalisation of the latest backward pass with a hook begins."""
+        """Records that DDP begins to finalise the latest backward pass in which a hook ran."""
         self._record(Kind.FINALIZE_BEGIN)
 
     def end_manual_finalize(self) -> None:
-        """Records that this finalisation ends."""
+        """Records that DDP has finalised the latest backward pass in which a hook ran."""
         self._record(Kind.FINALIZE_END)
 
     def _record(self, kind: Kind) -> None:

@@ -32,7 +32,7 @@ class OpenMarker(threading.local):
     """The outermost open marker of each thread."""
 
     marker: PythonMarker | None = None
-    #: Number of begins of ``marker`` that have not ended: a marker may be nested in itself.
+    #: How many times ``marker`` is open now: a marker may be nested in itself.
     depth = 0
     begin_ns = 0
     samples = 0

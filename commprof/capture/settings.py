@@ -105,7 +105,9 @@ def mode_code(mode: str | None) -> int:
 
 
 def check_sync_fits_trial(check_sync_every: int, headroom: int) -> None:
-    """Refuses to compare the ranks' models in a trial whose candidate ``noop`` lets them differ.
+    """Refuses to compare the ranks' models in a trial that has the candidate ``noop``.
+
+    With ``noop`` no gradients are exchanged, so the models differ.
 
     Args:
         check_sync_every: number of steps between two comparisons; 0: none.

@@ -9,7 +9,8 @@ Training may move on to another optimizer, as in cross-validation. An optimizer 
 without an update of the leading optimizer in between, becomes the leading one. The first of these
 two updates also ends a step if three conditions hold:
 
-- The leading optimizer led at its last two updates, and no other optimizer updated between them.
+- At each of its last two updates, the leading optimizer led already or became the leading one. No
+  other optimizer updated between these two updates.
 - No third optimizer has updated since the last update of the leading optimizer.
 - The new optimizer never updated between two updates of the leading optimizer.
 
@@ -132,7 +133,7 @@ class _Turns:
         #: The leading optimizer and its first parameter; if either is gone, the next optimizer that
         #: updates becomes the leading one.
         self._alive: tuple[weakref.ref[Any], ...] = ()
-        #: Updates of the leading optimizer since the last update of another optimizer.
+        #: Number of updates that the leading optimizer made last, with no other update in between.
         self._alone = 0
         #: Optimizers that updated since the last update of the leading optimizer; and optimizers
         #: that ever updated between two updates of the leading one.
@@ -153,7 +154,7 @@ class _Turns:
         if self._leading is None or key in self._others:
             self._lead(key, optimizer, parameter)
             return True
-        # This optimizer did not update in the last iterations: presumably it will lead from now on.
+        # If this optimizer did not update in the last iterations, presumably it leads from now on.
         ends = self._alone > 1 and not self._others and key not in self._companions
         self._others.add(key)
         return ends

@@ -4,7 +4,7 @@ Each rank puts a hash of the parameters that DDP keeps equal into the default gr
 compares the hashes at the next check. Parameters that DDP ignores may differ and are left out. No
 collective is issued, no rank waits for another, and training is unchanged: a check costs a pass
 over the parameters and one small message, and on rank 0 two more messages, which read the hashes of
-all ranks. If a check cannot be made, it is the last, and training goes on.
+all ranks. If an error prevents a check, the rank makes no further checks, and training goes on.
 """
 
 from __future__ import annotations

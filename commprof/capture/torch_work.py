@@ -71,20 +71,21 @@ _FUNCTIONS: tuple[tuple[str, Any, str, Callable[..., bool]], ...] = (
     ("object_unpickles", _c10d, "_tensor_to_object", _always),
     # The parts of torch.save. torch.save itself is not replaced: scripts pickle this function, to
     # call it in another process.
-    # A file is closed right after it is written, so that both are noted as one.
+    # A file is closed right after it is written, so writing and closing are noted as one.
     ("saves", _serialization, "_save", _on_main_thread),
     ("saves", _serialization, "_legacy_save", _on_main_thread),
     ("saves", _opener("file"), "__exit__", _on_main_thread),
     ("saves", _opener("buffer"), "__exit__", _on_main_thread),
     ("loader_worker_starts", _workers, "__init__", _always),
     ("loader_worker_stops", _workers, "_shutdown_workers", _always),
-    # The function by which backward passes run autograd's engine. AutoPhases replaces ``backward``.
+    # The function by which backward passes run autograd's engine. ``torch.autograd.backward``
+    # itself is replaced by AutoPhases.
     ("anomaly_backwards", torch.autograd, "_engine_run_backward", _finds_anomalies),
 )
 #: The same for functions of modules that this module does not import, because most scripts do not
-#: use them: key, module, class ("" for a function of the module) and name. Of two rows that have
-#: one key, the first is for FSDP2, the second for FSDP1. FSDP1 has no row for the gathers of
-#: forward: its function for them also does other work.
+#: use them: key, module, class ("" for a function of the module) and name. Of two rows with
+#: the same key, the first is for FSDP2, the second for FSDP1. FSDP1 has no row for the gathers of
+#: forward passes: its function for them also does other work.
 _LATER: tuple[tuple[str, str, str, str], ...] = (
     ("fsdp_reductions", f"{_FSDP}._fully_shard._fsdp_param_group", "", "foreach_reduce"),
     ("fsdp_reductions", f"{_FSDP}._runtime_utils", "", "_reduce_grad"),

@@ -38,8 +38,8 @@ _UPDATES = 10
 #: If there are more untrained modules than this, none is named. The report advises to freeze the
 #: named modules; if some modules were not frozen, DDP would still have unused parameters.
 _MOST_MODULES = 8
-#: Time after the last of the ``_UPDATES`` updates until the exchanges of all of them are in the
-#: trace.
+#: The trace is read this many seconds after the last of the ``_UPDATES`` updates: by then, it holds
+#: the exchanges of all these updates.
 _WRITTEN_S = 0.5
 #: Libraries that communicate outside of torch.distributed, by the modules that a script imports.
 _OTHER_LIBRARIES = {
@@ -185,7 +185,7 @@ class TrainedParameters:
             by_ddp |= chosen
             ignored |= {id(parameter) for parameter in model.parameters()} - chosen
         is_shard = any(_is_shard(parameter) for parameter in self._trained.values())
-        # If shards of FSDP2 are trained, the model of FSDP1 may be a frozen one.
+        # If shards of FSDP2 are trained, a model of FSDP1 does not count: it may be frozen.
         flat = self._flat() and not is_shard
         found = {
             "parameter_bytes": sum(own.values()),
@@ -227,7 +227,7 @@ def _models_with(models: list[dict[int, int]], by_update: list[set[int]]) -> lis
 
 
 def untrained_modules(model: DistributedDataParallel, trained: set[int]) -> list[str]:
-    """Names of the outermost modules of which DDP reduces only parameters that are not trained.
+    """Names of the outermost modules in which DDP reduces parameters, but none that is trained.
 
     Empty if some untrained parameter is in none of these modules.
 
@@ -293,7 +293,7 @@ def alone(found: Exchanged) -> bool:
 
 
 def warning(found: Exchanged, world_size: int, directory: Path) -> str:
-    """Returns the line that is printed while the job runs."""
+    """Returns the line that warns, while the job runs, that a rank exchanges no gradients."""
     size = f" of {in_bytes(found.trained.parameter_bytes)}" if found.trained is not None else ""
     return (
         f"commprof: rank {found.rank} made {counted(found.updates, 'update')} of parameters{size} "

@@ -62,7 +62,7 @@ def judge(values: Sequence[tuple[str, float, float]]) -> Outcome:
         _about_host(host, {rank: clock for rank, (on, *clock) in apart.items() if on == host})
         for host in hosts[:_MOST_HOSTS]
     )
-    more = f", and those of {len(hosts) - _MOST_HOSTS} more hosts" * (len(hosts) > _MOST_HOSTS)
+    more = f"; also on {len(hosts) - _MOST_HOSTS} more hosts" * (len(hosts) > _MOST_HOSTS)
     return Outcome(
         NAME,
         WARN,

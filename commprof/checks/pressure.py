@@ -16,9 +16,9 @@ _PROC = Path("/proc")
 _CPU_PERCENT = 20.0
 #: The check warns if all tasks waited for memory in more than this percentage of the last 10 s.
 _MEMORY_PERCENT = 1.0
-#: The check warns if a smaller share of the memory is available.
+#: The check warns if less than this share of the memory is available.
 _LITTLE = 0.10
-#: The check fails if a smaller share of the memory is available.
+#: The check fails if less than this share of the memory is available.
 _TOO_LITTLE = 0.02
 
 

@@ -43,7 +43,7 @@ def judge(values: Sequence[tuple[str, tuple[int, int]]]) -> Outcome:
         elif free < _COMFORTABLE_BYTES and status != FAIL:
             status = WARN
     advice = (
-        "DataLoader workers pass batches through /dev/shm: remove leftover files from it, or make "
-        "the container's larger (docker run --shm-size=8g, or an emptyDir with medium: Memory)"
+        "DataLoader workers pass batches through /dev/shm: remove leftover files from it, or "
+        "enlarge it in the container (docker run --shm-size=8g, or an emptyDir with medium: Memory)"
     )
     return Outcome(NAME, status, "; ".join(figures), advice if status in (WARN, FAIL) else "")

@@ -76,7 +76,7 @@ def load(name: str) -> Command:
     """Imports one command, and only the packages that it needs: a report needs no torch.
 
     Raises:
-        UsageError: the command belongs to a satellite that is not installed.
+        UsageError: there is no such command, or the optional package that has it is not installed.
     """
     if name not in (known := homes()):
         raise UsageError(

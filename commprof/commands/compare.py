@@ -140,7 +140,8 @@ def _analysed(run: Path) -> tuple[RunResult, tuple[WorldDetail, ...]]:
     result, details = analyse_in_detail(run, steps_only=True)
     for detail in details:
         if not result.in_turns:
-            # Computed and kept now: the comparison needs these times, and they need the records.
+            # The comparison needs the times in flight. They are computed here, and kept, because
+            # they cannot be computed without the records.
             detail.drawn.in_flight()
         detail.drawn.drop_records()
     return_free_memory()

@@ -78,7 +78,7 @@ class RunCommand:
         check_samples(args)
         beside = partial(watched, threshold=watch_threshold_of(args), samples=bool(args.samples))
         targets = checked_targets(args, world_sizes)
-        # On several machines, each target uses ports that no earlier target used.
+        # On several machines, each target (script, or strategy of a workload) has ports of its own.
         turns = [rendezvous.turn(index * len(world_sizes)) for index in range(len(targets))]
         descriptions = [
             target.check(world_sizes, there) for target, there in zip(targets, turns, strict=True)
@@ -90,8 +90,8 @@ class RunCommand:
             print(dry_run_text(args, *planned), end="")
             return 0
         check_ranks(max(world_sizes) // rendezvous.nodes)
-        # Other machines do not create this file: it may lie in the run directory, which must be new
-        # on machine 0.
+        # Only machine 0 creates this file. The file may lie in the run directory: if another
+        # machine created it, machine 0 could find the directory not empty, and would refuse it.
         json_file = writable_file(args.json if rendezvous.is_first else None)
         args.settings.leave_for_ranks()
         remove_orphans()

@@ -83,7 +83,10 @@ def cap_every_model(cap_mb: float) -> None:
 
 
 def _named(signature: inspect.Signature, *args: Any, **kwargs: Any) -> str:
-    """Returns the bucket cap that DDP's arguments set, as text; empty if none or if not valid."""
+    """Returns the bucket cap that DDP's arguments set, as text.
+
+    Empty if they set none, or are not valid arguments of DDP.
+    """
     try:
         given = signature.bind(*args, **kwargs).arguments
     except TypeError:

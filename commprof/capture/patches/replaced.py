@@ -89,10 +89,10 @@ def original_of(function: Any) -> Any:
 
 
 def _stand_in_file_of(function: Any, replacement: Any) -> None:
-    """Makes the code of ``replacement`` name the file and first line of ``function``.
+    """Gives the code of ``replacement`` the file name and first line number of ``function``.
 
     ``torch.compile`` decides from a function's file whether to trace the function, to trace its
-    caller, or to leave it alone. With another file the model would get other graph breaks.
+    caller, or to leave it alone. If the files differed, the model would get other graph breaks.
     """
     code = getattr(function, "__code__", None)
     if code is not None:

@@ -205,7 +205,7 @@ class StreamWaits:
 
 
 def _named(stream: Any) -> tuple[int, int] | None:
-    """Returns a stream's device and id; None for the current stream, which is given as None."""
+    """Returns a stream's device and id; None if ``stream`` is None, which means the current one."""
     return None if stream is None else (int(stream.device_index), int(stream.stream_id))
 
 
@@ -234,7 +234,7 @@ def _timed_event_wait(original: Callable[..., Any], native: Any) -> Any:
 
 
 def show_inner_attributes() -> None:
-    """Makes attributes of a backend's Work available on the native module's Work around it.
+    """Makes attributes of a backend's Work available on the native Work that wraps it.
 
     The attributes stay available after capture, until the process ends.
     """

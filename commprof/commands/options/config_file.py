@@ -217,7 +217,7 @@ def _text(where: str, node: Node) -> str:
 
 
 def _check_plain(where: str, node: Node) -> None:
-    """Raises UsageError for a tag that is not of a plain value."""
+    """Raises UsageError if the node's YAML tag is not that of a plain value."""
     plain = ("str", "int", "float", "bool", "null", "timestamp", "seq", "map")
     if node.tag.removeprefix(_TAG) not in plain:
         raise UsageError(f"{where}: YAML tag {node.tag!r} given (allowed: plain values)")

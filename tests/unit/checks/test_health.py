@@ -181,7 +181,7 @@ def test_clocks_check_warns_of_hosts_whose_clocks_differ() -> None:
         clocks.judge([("a", 0.0, 0.0), ("b", -80.0, 0.5)]), WARN, "rank 1 (b) is 80 +- 0.5 ms ahead"
     )
     many = [("a", 0.0, 0.0), *[("b", 80.0, 0.5)] * 8, *[(f"c{n}", 90.0, 0.5) for n in range(20)]]
-    behind = "ranks 1-8 (b) are 80 +- 0.5 ms behind", "and those of 13 more hosts"
+    behind = "ranks 1-8 (b) are 80 +- 0.5 ms behind", "; also on 13 more hosts"
     says(clocks.judge(many), WARN, *behind)
     says(clocks.judge([("a", 0.0, 0.0), ("b", 80.0, 75.0)]), PASS)  # the offset may be 5 ms
 
