@@ -24,7 +24,7 @@ def reduced(ddp: DistributedDataParallel) -> list[Named]:
     are frozen now are left out, even if they were not frozen when DDP made its reducer.
     """
     ignored = _ignored(ddp)
-    # DDP writes a dot before the names of the outermost module's own parameters.
+    # DDP too looks for the name ``prefix.name``, which begins with a dot in the outermost module.
     chosen = {
         id(parameter)
         for prefix, module in ddp.module.named_modules()
@@ -43,7 +43,7 @@ def made_with_bytes(ddp: DistributedDataParallel) -> int | None:
     try:
         return int(ddp._get_ddp_logging_data()["total_parameter_size_bytes"])
     except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError):
-        return None  # the log's functions are private to torch, and may be removed
+        return None  # DDP's logging functions are private to torch, and may be removed
 
 
 def reduced_first(ddp: DistributedDataParallel) -> list[Named]:

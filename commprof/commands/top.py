@@ -39,9 +39,9 @@ _NEXT_JOB_S = 30.0
 #: summary by the monitors of the hosts.
 _SILENT_S = 300.0
 _SILENT = (
-    "The monitors of the missing hosts wrote nothing for {minutes:g} minutes, and these hosts have "
-    "too many ranks to follow without monitors. So commprof top stops waiting; commprof report RUN "
-    "reads the traces."
+    "Hosts are missing: their monitors wrote nothing for {minutes:g} minutes, and without monitors "
+    "commprof top cannot follow so many ranks. So it stops waiting; commprof report RUN reads the "
+    "traces."
 )
 
 
@@ -138,9 +138,10 @@ class _Watched:
 
 
 def is_silent(state: JobState) -> bool:
-    """True if the command could never learn that the remaining ranks have ended.
+    """True if no more news can come of the ranks that are not known to have ended.
 
-    Presumably the monitors of their hosts were killed, and their traces are too many to be read.
+    Presumably the monitors of these ranks' hosts were killed, and the ranks' traces are too many to
+    be read.
     """
     open_ranks = [rank for rank in state.ranks if rank.status not in ("ended", "gone")]
     ages_s = [host.age_s for host in state.missing_hosts]

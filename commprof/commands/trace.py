@@ -95,7 +95,7 @@ A file name that ends in .gz is compressed. See docs/reading.md.
         view = overview(sources, steps)
         merged = [read_torch_trace(path) for path in args.merge]
         for trace in merged:
-            rank_index(view, trace)  # raises before anything is written
+            rank_index(view, trace)  # called only to raise its error before anything is written
         if steps is None:
             view = with_all_of(view, merged)
         with _written(output) as file:

@@ -32,7 +32,7 @@ def show_run(
         # A missing report does not change the exit code of the script or of failed ranks.
         print(f"commprof: no report: {printable(str(error))}", file=sys.stderr)
         return
-    # A failed run shows every remark.
+    # After a failure, the whole report is printed, not only its first screen (``said``).
     everything = args.all or failed or not said
     text = with_tables(report, said, width, table_width()) if everything else said
     price, paid = price_of(args), None

@@ -110,7 +110,7 @@ def _prepared(args: argparse.Namespace, given: LaunchedRank) -> _Prepared:
     rendezvous = StartedRendezvous(given.endpoint, given.hosts)
     description = target.check(sizes, rendezvous)
     directory = chosen_directory(args, target.name, rendezvous)
-    # last, because it may create the file in the run directory
+    # The last of the checks, because it creates the file of --json, perhaps in the run directory.
     json_file = writable_file(args.json)
     make_directory(directory, rendezvous)
     context = {

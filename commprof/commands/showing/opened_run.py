@@ -48,8 +48,8 @@ class OpenedRun:
         self.directory = directory
         self._strategies = strategies
         self._all_calls = all_calls
-        #: Traces of the world size in whose steps candidates of a trial took turns, for the trial's
-        #: report; None until these traces were read, and in a run without a trial.
+        #: Traces of the world size at which a trial ran (candidate settings took turns in its
+        #: steps), for the trial's report. None before these traces are read, and without a trial.
         self._in_turns: WorldRun | None = None
 
     @cached_property
@@ -96,7 +96,9 @@ class OpenedRun:
 
     @cached_property
     def added(self) -> AddedReport | None:
-        """Report of the run's trial, in place of means over all steps; None if there is no trial.
+        """Report of the run's trial, which replaces the means over all steps; None without a trial.
+
+        In a trial, candidate settings take turns in the steps.
 
         Raises:
             UsageError: the run holds a trial, and the package that reads trials is not installed.
@@ -110,7 +112,8 @@ class OpenedRun:
 
         Args:
             price: price of a node or rank per hour.
-            epoch_samples: samples of all ranks in an epoch; NaN: as the built-in loop counted.
+            epoch_samples: samples of all ranks in an epoch; NaN: the number that the built-in
+                training loop counted.
 
         Raises:
             UsageError: the run holds a trial.

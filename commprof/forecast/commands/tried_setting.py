@@ -41,8 +41,8 @@ def tried(
     Args:
         scenario: the predicted scenario.
         context: ``run.json`` of the run that the prediction is based on.
-        run: directory of that run, or file of a recording. Only a directory keeps predictions that
-            the command can check.
+        run: directory of that run, or file of a recording. Predictions are kept in a directory
+            only; the command then compares its own run with them.
         shard_ranks: number of ranks in that run that share one copy of the model; None if all
             ranks share it, or if the run is not sharded.
     """
@@ -50,7 +50,7 @@ def tried(
     command = taken_apart(str(context.get("command", "")), tuple(context.get("script", ())))
     recorded = "" if command is None else command.value("--fsdp")
     if shard_ranks is not None and scenario.shard_ranks is None and strategy:
-        # Without the option, HSDP may choose another group size than the one that was predicted.
+        # Without its option ``shard``, HSDP may choose another group size than the predicted one.
         scenario = dataclasses.replace(scenario, shard_ranks=shard_ranks)
     options, in_script = _settings(scenario, strategy, recorded)
     words = [] if run.is_file() else ["--check-prediction", str(run)]

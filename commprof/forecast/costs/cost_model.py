@@ -39,8 +39,8 @@ Floats = npt.NDArray[np.float64]
 #: Bytes and seconds per step of the algorithm.
 Knot = tuple[float, float]
 
-#: No time is interpolated between neighbours further apart than this factor. Sizes that double are
-#: dense enough even if one of them is left out.
+#: Times are interpolated only between two knots whose sizes differ by at most this factor. Sizes
+#: that double are near enough even if one of them is left out.
 DENSE: Final = 5.0
 #: ``knots_through`` also guesses a knot's time from the two knots beside it, if the larger of their
 #: sizes is at most this factor times the smaller one.
@@ -152,8 +152,8 @@ class CostCurve:
     #: Ranks of the measurement per usable core of their host; NaN if unknown.
     ranks_per_core: float = math.nan
     #: Root mean square of the relative residuals, and the largest of them. If ``source`` is "run",
-    #: ``residual`` is the mean absolute error of the replayed bucket ends, divided by the step
-    #: time, and ``worst_residual`` is NaN.
+    #: ``residual`` is the mean absolute error of the times at which buckets end in the replay,
+    #: divided by the step time, and ``worst_residual`` is NaN.
     residual: float = math.nan
     worst_residual: float = math.nan
     #: Errors with each size left out in turn; None if there are too few sizes.
@@ -167,8 +167,8 @@ class CostCurve:
     gamma_interval_s_per_byte: tuple[float, float] = (math.nan, math.nan)
     #: Bootstrap replicates: per replicate the (alpha, beta) of each piece.
     replicates: tuple[tuple[tuple[float, float], ...], ...] = ()
-    #: Origin of the points: collectives measured alone ("microbench"), bucket ends of recorded DDP
-    #: steps ("run"), or single calls of recorded sharded steps ("calls").
+    #: Origin of the points: collectives measured alone ("microbench"), the times at which buckets
+    #: end in recorded DDP steps ("run"), or single calls of recorded sharded steps ("calls").
     source: str = "microbench"
     #: In ascending order of bytes; empty if lines fit better.
     knots: tuple[Knot, ...] = ()
@@ -233,12 +233,13 @@ class CostCurve:
     def changed(self, alpha: Callable[[float], float], beta: Callable[[float], float]) -> CostCurve:
         """Returns the curve of another link: ``alpha`` converts the alphas, ``beta`` the betas.
 
-        At a size of alpha divided by beta bytes, latency and transfer take the same time. The lower
-        ends of all pieces are multiplied by the factor by which this size changes for the first
-        piece. If that piece's alpha or beta is 0, the ends stay.
+        In a message of alpha / beta bytes, latency and transfer take the same time. The lower ends
+        of all pieces are multiplied by the factor by which this size changes in the first piece. If
+        an alpha or beta of the first piece is 0, old or new, the ends stay.
 
-        A later piece with an alpha of 0 keeps this alpha if the ends move: its transfers hide the
-        latency. Its new lower end is the size from which they hide the other link's latency.
+        In a later piece, an alpha of 0 means that transfers are long enough to hide the latency. If
+        the ends move, this alpha stays 0, because transfers from the new lower end on are long
+        enough to hide the other link's latency.
         """
         first = self.pieces[0]
         before = first.alpha_s, first.beta_s_per_byte

@@ -91,8 +91,8 @@ class HookCost:
     alpha_s: float = math.nan
     #: Link class of the recorded run; empty if the profile lacks it.
     link: str = ""
-    #: Mean absolute error of the replayed bucket ends of the recorded run, divided by the step
-    #: time; NaN if the profile lacks it.
+    #: Mean absolute error of the times at which buckets end in a replay of the recorded run,
+    #: divided by the step time; NaN if the profile lacks it.
     residual: float = math.nan
     #: Root mean square of the relative residuals of a bucket's processor time; NaN if the cost was
     #: not fitted to the stages' own times, or the profile lacks it.
@@ -101,7 +101,7 @@ class HookCost:
     #: if the profile lacks them.
     low: HookFigures | None = None
     high: HookFigures | None = None
-    #: Bootstrap replicates, each fitted with the link's replicate of the same number.
+    #: Bootstrap replicates. Replicate i was fitted with replicate i of the link's cost curve.
     replicates: tuple[HookFigures, ...] = ()
 
     def replicate(self, number: int) -> HookCost:
@@ -176,7 +176,11 @@ class HookCost:
         return encode + (reduce + decode) * growth
 
     def transfer_s(self, size_bytes: float, ranks: int, curve: CostCurve) -> float:
-        """Transfer time without the messages' latency, which the overhead includes."""
+        """Transfer time of a bucket.
+
+        It includes the messages' latency if the bucket is exchanged by all-reduces (``RING`` and
+        ``HIERARCHICAL``). In the other exchanges, ``overhead_s`` includes this latency.
+        """
         if self.exchange == HIERARCHICAL:
             chunks_s = _CHUNKS * curve.time_s(size_bytes / _CHUNKS, ranks, "all_reduce")
             whole_s = curve.time_s(size_bytes, ranks, "all_reduce")

@@ -25,9 +25,9 @@ _ROUNDS = 12
 LEAST_PER_PIECE = 3
 MOST_PIECES = 3
 #: Up to this number of different x, ``find_breaks`` tries a break between any two neighbours; if
-#: there are more, it tries some places only. ``fit.py`` leaves out one x after the other for the
-#: held-out errors, and calls ``find_breaks`` each time if there are not more x than this. The time
-#: of a call grows with a high power of the number of x.
+#: there are more, it tries some places only, because its time grows with a high power of their
+#: number. For the held-out errors, ``fit.py`` leaves out one x after the other; up to this number
+#: of x, it calls ``find_breaks`` again for each of them.
 MOST_SIZES = 70
 #: Residuals below this do not justify another piece.
 _FINEST = 1e-3
@@ -141,7 +141,8 @@ def _weighted_lines(x: Floats, y: Floats, weight: Floats) -> Floats:
     ok = determinant > 1e-12 * pp * qq
     by = np.where(ok, determinant, 1.0)
     free = np.stack([(sp * qq - sq * pq) / by, (sq * pp - sp * pq) / by], axis=1)
-    # The better line with only a or only b replaces a fit in which one is negative or undetermined.
+    # If a or b is negative, or both are undetermined, the better of two lines replaces the fit: the
+    # one with a = 0, or the one with b = 0.
     none = np.zeros(len(weight))
     only_b = np.stack([none, np.divide(sq, qq, out=none.copy(), where=qq > 0)], axis=1)
     only_a = np.stack([sp / pp, none], axis=1)

@@ -132,7 +132,10 @@ def _hooks(
     curves: Mapping[str, Mapping[str, CostCurve]],
     left_out: list[str],
 ) -> dict[str, HookCost]:
-    """Fits each compressor to its runs with the most ranks; names failures in ``left_out``."""
+    """Fits each compressor's cost to those of its runs that have the most ranks.
+
+    ``left_out`` gets a message for each cost that cannot be fitted.
+    """
     hooks: dict[str, list[tuple[RecordedJob, Schedule]]] = {}
     plain = []
     for job in recorded:

@@ -75,8 +75,8 @@ def ring_pieces(alpha_s: float, beta_s_per_byte: float) -> tuple[tuple[float, fl
 def _loss(schedules: Sequence[Schedule], random: np.random.Generator | None = None) -> _Loss:
     """Returns the function of (alpha, beta) to minimise: the mean error of replayed bucket ends.
 
-    The absolute error is divided by the run's median step time. With ``random``, the recorded steps
-    are resampled with replacement.
+    A bucket's end is its completion time. The absolute error of this time is divided by the run's
+    median step time. With ``random``, the recorded steps are resampled with replacement.
     """
     parts = []
     for schedule in schedules:

@@ -168,7 +168,8 @@ def _redrawn(data: _Data, row: int, random: np.random.Generator) -> float:
     if len(samples) < 2:
         return float(data.y[row])
     drawn = random.choice(np.asarray(samples), len(samples))
-    # As a ratio of medians, because the point's time may be another statistic than the median.
+    # The point's time may be another statistic than the median, so it is multiplied by the ratio of
+    # two medians.
     return float(data.y[row] * np.median(drawn) / np.median(samples))
 
 
@@ -260,7 +261,7 @@ def _leave_out(data: _Data, groups: Floats, breaks: Sequence[float]) -> _LeftOut
         used, fitted = breaks, None
         if len(values) > MOST_SIZES:
             fitted = lines_on(used, rest.x, rest.y)
-        if fitted is None:  # also if too few points of a piece remain
+        if fitted is None:  # not fitted above, or too few points of a piece remain
             used = find_breaks(rest.x, rest.y)
             fitted = lines_on(used, rest.x, rest.y)
         if fitted is None:

@@ -28,9 +28,10 @@ from commprof.text import counted
 _TYPICAL = 0.04
 #: Number of errors of size ``_TYPICAL`` that ``margin_of`` adds to the errors of the checks.
 _WEIGHT = 2
-#: Fields of ``HeldOutCheck`` with answers that need no model.
+#: Fields of ``HeldOutCheck`` with trivial answers: step times that are predicted without a model.
 TRIVIAL = ("as_is_s", "perfect_overlap_s")
-#: A model is clearly better if its mean error is at most this share of the trivial answer's.
+#: A model is clearly better than a trivial answer (see ``TRIVIAL``) if the model's mean error is at
+#: most this share of the answer's mean error.
 _SKILLED = 0.5
 
 
@@ -50,7 +51,7 @@ class HeldOutCheck:
     no_overlap_s: float
     perfect_overlap_s: float
     #: Median step time of the run that the replay was made from, scaled to the setting's number of
-    #: backward passes per step. As an answer, it means that the setting changes nothing else.
+    #: backward passes per step. As a prediction, it supposes that the setting changes nothing else.
     as_is_s: float = math.nan
 
     @property
@@ -184,7 +185,7 @@ def checks(
 
 
 def _once(recorded: Sequence[RecordedJob]) -> list[RecordedJob]:
-    """Leaves out steps that are given again, such as those of the run itself with ``--check``."""
+    """Returns each recorded job once, even if ``--check`` names the predicted run again."""
     found: list[RecordedJob] = []
     for each in recorded:
         if not any(_is_same(each.schedule, before.schedule) for before in found):

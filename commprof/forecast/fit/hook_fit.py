@@ -148,7 +148,8 @@ def _two_levels(bare: HookCost, schedules: Sequence[Schedule], curve: CostCurve)
         encode=nothing,
         reduce=nothing,
         decode=nothing,
-        # The backend records the whole bucket, other schemes only the rank's part of the bucket.
+        # With the compressor ``hierarchical``, a rank records the bytes of the whole bucket. With
+        # others (option ``hierarchical=1``), it records only its own part of the host's bytes.
         payload_ratio=1.0 if bare.exchange == HIERARCHICAL else bare.payload_ratio * per_host,
         ranks=hosts,
         between_hosts=True,
@@ -204,7 +205,10 @@ def _with_overhead(
 
 
 def _compute_s_per_byte(hooked: Sequence[Schedule], plain: Sequence[Schedule]) -> float:
-    """Returns the median slowdown of compute per gradient byte; NaN without a similar plain run."""
+    """Returns the compressor's median slowdown of compute, in seconds per gradient byte.
+
+    NaN if no run in ``plain`` has the same number of ranks, link class and buckets.
+    """
     rates = [
         (_own_s(schedule) - _own_s(other)) / schedule.gradient_bytes
         for schedule in hooked
@@ -220,9 +224,9 @@ def _own_s(schedule: Schedule) -> float:
 
 
 def _miss(cost: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> float:
-    """Returns the mean absolute error of the buckets' replayed ends, as a share of the step time.
+    """Returns the mean absolute error of the times at which buckets end in the replay.
 
-    The step time is the run's median. The shares of several runs are added up.
+    The error is divided by the run's median step time. The results of several runs are added up.
     """
     total = 0.0
     for schedule in schedules:
@@ -289,8 +293,9 @@ def _redrawn(schedule: Schedule, random: np.random.Generator) -> Schedule:
 def _redrawn_rows(
     rows: Sequence[CompressionRow], random: np.random.Generator
 ) -> list[CompressionRow]:
-    """Resamples rows with replacement; keeps two sizes if there are two, because a line needs them.
+    """Resamples rows with replacement; the result has two sizes or more if ``rows`` has.
 
+    A line is fitted to the result, and needs two sizes.
     Fewer rows than ``_LEAST_BUCKETS`` are returned unchanged.
     """
     if len(rows) < _LEAST_BUCKETS:

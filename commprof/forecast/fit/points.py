@@ -28,13 +28,13 @@ _OF_A_MEDIAN = 1.2533
 
 @dataclass(frozen=True)
 class Point:
-    """One collective at one message size, with the time of its slowest rank."""
+    """One collective at one message size, with its time."""
 
     op: str
     backend: str
     ranks: int
     size_bytes: float
-    #: Median over the calls.
+    #: Median over the calls; in a point from nccl-tests, the mean.
     time_s: float
     #: Times of single calls; empty if the file has none.
     samples_s: tuple[float, ...] = ()
@@ -158,7 +158,8 @@ def _of_nccl_tests(path: Path) -> Measurement:
         if row.key.placement == "in_place"
     }
     out_of_place = {row.key for row in sweep.rows if row.key.placement == "out_of_place"}
-    link = OTHER_HOST if hosts > 1 else SAME_HOST  # all ranks take part
+    # All ranks of the job take part in each collective.
+    link = OTHER_HOST if hosts > 1 else SAME_HOST
     points = []
     for found, row in zip(rows, sweep.rows, strict=True):
         key = dataclasses.replace(row.key, placement="out_of_place")

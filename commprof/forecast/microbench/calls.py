@@ -88,7 +88,10 @@ def _options(kind: Any, is_async: bool, **values: Any) -> Any:
 
 
 def _with_copy(buffers: Buffers, copies: bool, start: Callable[[], Any]) -> Callable[[], Any]:
-    """Returns `start`; if `copies` and out of place, a function that first copies the input."""
+    """Returns `start`, or a function that copies the input to the output and then calls `start`.
+
+    Returns the second one if `copies` is True and the buffers are out of place.
+    """
     source, target = buffers.source, buffers.target
     if source is target or not copies:
         return start

@@ -6,8 +6,8 @@ in Python for tensors on a device, and for hooks, whose sample is a backward pas
 
 Overlap is measured as in IMB-NBC. Each sample times the collective alone, then the compute alone,
 then both together: the collective is issued, the compute runs, and a wait for the collective
-follows. The compute takes about as long as the collective; it is IMB's too, a 100 x 100 matrix
-times a vector.
+follows. The compute takes about as long as the collective. It is the same as in IMB: products of a
+100 x 100 matrix and a vector.
 """
 
 from __future__ import annotations
