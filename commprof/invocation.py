@@ -44,7 +44,7 @@ def pip(*packages: str) -> str:
 
 
 def _program(name: str, module: tuple[str, ...], anywhere: bool) -> list[str]:
-    # not resolved: in a virtual environment, sys.executable is a symbolic link
+    # without Path.resolve: in a virtual environment, sys.executable may link to a Python elsewhere
     own = Path(sys.executable).parent
     found = shutil.which(name)
     if found is not None and Path(found).parent == own:

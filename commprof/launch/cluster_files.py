@@ -277,8 +277,8 @@ def pytorch_job(job: ClusterJob) -> str:
             "metadata": {"name": job.name},
             "spec": {
                 "nprocPerNode": str(job.ranks_per_node),
-                # The operator's default, which keeps pods for their logs; Kubeflow's API requires a
-                # value.
+                # This is the operator's default, which keeps pods for their logs. It is written out
+                # because Kubeflow's API requires a value.
                 "runPolicy": {"cleanPodPolicy": "None"},
                 "pytorchReplicaSpecs": replicas,
             },

@@ -73,7 +73,8 @@ def ladder(
 #: Memory per rank in units of the largest size: two buffers, expected result, and comparison.
 _BUFFERS = 5
 #: Memory per rank for a hook, in units of the sum of all sizes, because its buffers exist for all
-#: sizes at once: model, gradient, bucket, three input gradients, and what the codec keeps.
+#: sizes at once: model, gradient, bucket, the three gradients that samples use in turn, and what
+#: the compressor keeps.
 _HOOK_BUFFERS = 8
 #: Private memory of a rank's process that imported torch and joined a gloo group, as measured in
 #: /proc/self/smaps_rollup with torch 2.13 for CPUs (147 MB; with shared pages 225).

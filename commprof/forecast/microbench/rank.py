@@ -55,7 +55,10 @@ def run_plan(plan: BenchPlan, progress_directory: Path | None = None) -> None:
 
 
 class _Runner:
-    """Runs sweeps; keeps the gloo groups that control them, and on rank 0 the result rows."""
+    """Runs sweeps, and on rank 0 keeps the result rows.
+
+    Also keeps the gloo groups in which a sweep's ranks agree on how many calls to measure.
+    """
 
     def __init__(
         self,
@@ -94,7 +97,7 @@ class _Runner:
             own.close()
 
     def _rounds(self, sweep: Sweep, own: SweepRun | None) -> None:
-        # DDP and its hook exist for all rounds, and so must their group.
+        # All rounds use the same DDP model and hook, and so the same group.
         keeps_group = sweep.op.startswith(HOOK_PREFIX)
         group = self._group(sweep) if keeps_group else None
         for turn in range(self._plan.rounds):

@@ -108,7 +108,7 @@ def with_free_share(recorded: Sequence[RecordedJob]) -> list[RecordedJob]:
 
 
 def _got_less(steps: RecordedSteps) -> bool:
-    """True if the steps' CPU use may be less than with a core per thread."""
+    """True if the steps' CPU use may be less than it would be with a core for each thread."""
     is_wanted = isinstance(steps, ShardedSteps) and not math.isnan(steps.lacked)
     return steps.placement.threads_per_core > 1 and not is_wanted
 

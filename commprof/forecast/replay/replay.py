@@ -24,7 +24,7 @@ from commprof.forecast.scenario.model import (
 from commprof.forecast.scenario.scenario import STRONG, Scenario
 from commprof.forecast.scenario.schedule import Schedule
 
-#: Number of values drawn at a time, to limit memory.
+#: Largest number of values drawn at a time, to limit memory.
 _MOST_VALUES = 4_000_000
 
 

@@ -130,8 +130,8 @@ class PredictedSetting:
     #: Collectives that exchange no gradients: (operation, size, number per step); empty if they
     #: stay as recorded.
     others: tuple[tuple[str, float, float], ...]
-    #: [steps, ranks]: recorded waits for collectives that exchange no gradients, which the times
-    #: above include; 0 if the times of these collectives are predicted.
+    #: [steps, ranks]: recorded waits for collectives that exchange no gradients, as ``ready_s`` and
+    #: ``backward_end_s`` include them; 0 if the times of these collectives are predicted.
     kept_wait_s: Floats
     outside: tuple[str, ...]
     remarks: tuple[str, ...]
@@ -145,9 +145,9 @@ class PredictedSetting:
         )
 
     def bucket_times(self) -> tuple[Floats, Floats]:
-        """Returns each bucket's exchange time on an idle link, and how long the link is busy, in s.
+        """Returns how long each bucket's exchange takes alone, and how long it uses the link, in s.
 
-        With a compressor, the link counts as busy for the whole exchange.
+        With a compressor, the exchange counts as using the link all the time.
         """
         ranks, sizes = self.scenario.world_size, self.bucket_bytes.tolist()
         if ranks == 1:
@@ -369,10 +369,11 @@ def _batch_factor(schedule: Schedule, compute_by_batch: Line | None, scenario: S
 def _others(
     schedule: Schedule, scenario: Scenario, remarks: list[str]
 ) -> tuple[tuple[str, float, float], ...]:
-    """Returns the other collectives as the scenario changes them; adds assumptions to ``remarks``.
+    """Returns the collectives that exchange no gradients, as the scenario changes them.
 
-    The recorded size of an all-gather or gather is that of all ranks' parts. Each rank's part stays
-    as recorded, so the size is in proportion to the number of ranks.
+    Adds assumptions to ``remarks``. The recorded size of an all-gather or gather is that of all
+    ranks' parts. Each rank's part stays as recorded, so the size is in proportion to the number of
+    ranks.
     """
     priced = [call for call in schedule.other_calls if canonical(call.op) in OPERATIONS]
     left_out = {call.op for call in schedule.other_calls} - {call.op for call in priced}

@@ -29,8 +29,8 @@ mean error of that answer. ``is_skilled`` is false if ``mean`` is more than half
 ``best`` describes the changed setting with the shortest step per backward pass; it is null if there
 is none. ``candidate`` is an object like those in ``candidates``, but its ``gain`` is relative to
 the recorded setting. ``setting`` describes the setting in words; ``interval_s`` is the interval of
-its step. ``options`` of ``commprof run`` make the setting; ``in_script`` lists the changes that no
-option makes; ``command`` tries the setting.
+its step. ``options`` are the options of ``commprof run`` that make the setting; ``in_script`` lists
+the changes to the script that no option makes; ``command`` is the command that tries the setting.
 
 ``amdahl`` is null without a fit. Its ``residuals`` are relative, and its ``limit`` is null if the
 speed-up has no limit.

@@ -51,7 +51,7 @@ def within(estimate: Estimate, text: Callable[[float], str], checked: bool = Tru
 
 
 def within_if_wide(estimate: Estimate, text: Callable[[float], str]) -> str:
-    """Formats an estimate, with its interval if the bounds print differently."""
+    """Formats an estimate; adds its interval if a bound is formatted differently from the value."""
     value = text(estimate.value)
     return (
         value

@@ -141,7 +141,8 @@ def _message_s(profile: MachineProfile, scenario: Scenario, several: bool, op: s
     measured = profile.links.get(OTHER_HOST if several else SAME_HOST)
     curve = _curve(measured, op)
     more_s = 0.0
-    if several and curve is None:  # assumed as in ``_stated``: one host's latency, plus the link's
+    if several and curve is None:
+        # As in ``_stated``: the latency within one host, plus the stated latency of the link.
         curve, more_s = _curve(profile.links.get(SAME_HOST), op), scenario.latency_s
     elif several and measured is not None and not math.isnan(scenario.latency_s):
         more_s = scenario.latency_s - measured.latency_s

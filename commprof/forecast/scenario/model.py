@@ -123,7 +123,7 @@ class Replayed:
     outside: tuple[str, ...]
     remarks: tuple[str, ...]
     hiding_bytes_per_s: float = math.nan
-    #: Time that a step takes longer because more ranks share a core; nothing hides it.
+    #: Time by which more ranks per core than recorded lengthen a step; no overlap can hide it.
     crowding_s: float = 0.0
 
 

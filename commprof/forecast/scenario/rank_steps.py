@@ -154,7 +154,7 @@ class _Buckets(NamedTuple):
 
 def _buckets(trace: Trace) -> _Buckets:
     hooked, table = columns.buckets(trace), columns.collectives(trace)
-    if hooked.end_ns.any():  # not on a device: there, buckets have the host's times and no ends
+    if hooked.end_ns.any():  # false on a device: no ends of buckets are recorded there
         return _Buckets(hooked.ready_ns, hooked.end_ns, hooked.bytes, None)
     rows = np.flatnonzero(table.op == OPS.index("all_reduce"))
     return _Buckets(

@@ -40,7 +40,7 @@ class Scenario:
     reduce_dtype: str | None = None
     #: True if parameters are gathered again for backward.
     reshard_after_forward: bool | None = None
-    #: Number of ranks that share one copy of the model; with fewer than all, HSDP.
+    #: Number of ranks that share one copy of the model; if fewer than all do, this is HSDP.
     shard_ranks: int | None = None
     #: Number of neighbouring blocks that one ``fully_shard`` wraps together.
     wrap_blocks: int | None = None
@@ -124,7 +124,7 @@ class Prediction:
     efficiency: float
     #: Bandwidth at which all buckets but the last are hidden, bytes per second; NaN for one bucket.
     hiding_bytes_per_s: float
-    #: Descriptions of parts outside the measured range; empty if there are none.
+    #: Descriptions of the scenario's parts outside the measured range; empty if there are none.
     outside: tuple[str, ...]
     #: Assumptions of the prediction.
     remarks: tuple[str, ...]

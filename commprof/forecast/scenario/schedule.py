@@ -42,7 +42,7 @@ from commprof.trace.schema import FLAG_DEVICE_ASYNC, FLAG_DEVICE_TIME
 Floats = npt.NDArray[np.float64]
 
 LEAST_STEPS = 3
-#: Capture's name for DDP's mean without a compressor.
+#: Name that a trace's metadata gives to DDP's own mean, without a compressor.
 _PLAIN_HOOK = "mean all-reduce"
 
 
@@ -193,8 +193,8 @@ def checked_name(run: WorldRun, by: str = "a prediction", done: str = "predicted
         )
     if in_turns(run):
         raise CommprofError(
-            f"{name}: candidates of a trial took turns in its steps; {by} needs steps of "
-            "one setting: record them without --trial"
+            f"{name}: a trial switched settings between its steps; {by} needs steps of one "
+            "setting: record them without --trial"
         )
     return name
 

@@ -60,7 +60,7 @@ class ChangedCall:
 
     call: ShardedCall
     ranks: int
-    #: Index of the recorded collective whose transfer is scaled.
+    #: Index of the recorded collective from whose time the time of ``call`` is computed.
     recorded: int
 
 

@@ -98,7 +98,8 @@ class ShardedCosts:
         known, other = self.known[:, np.newaxis], self.other[:, np.newaxis]
         scaled = transfer_ns * np.divide(there, here, out=np.ones_like(there), where=known)
         beyond = transfer_ns - here
-        # The ratio is used where the sum could be negative: short transfers on a much faster link.
+        # ``there + beyond`` could be negative for a short transfer on a much faster link;
+        # then ``scaled`` replaces it.
         moved = np.where((beyond > 0) | (there > here), there + beyond, scaled)
         result: Floats = np.where(known & ~other, np.maximum(0.0, moved), scaled)
         return result
@@ -222,7 +223,8 @@ def fit_sharded(recorded: Sequence[ShardedSteps]) -> dict[str, CostCurve]:
 def _curve(
     op: str, backend: str, points: Sequence[_Point], ranks_per_core: float
 ) -> CostCurve | None:
-    # A call without bytes, or one that an earlier call outlasts, shows neither latency nor rate.
+    # Neither latency nor rate shows in a call without bytes, or in a call whose transfer counts as
+    # 0 because an earlier call ended later.
     points = [point for point in points if point.x > 0 and np.median(point.y) > 0]
     if not points:
         return None

@@ -32,7 +32,8 @@ class Crowding:
     #: Factor for the time in which a rank does not wait; below 1 if ranks have more cores than when
     #: recorded.
     own: float = 1.0
-    #: Time that a step takes longer, in ns. Nothing hides it: the core is what a rank waits for.
+    #: Time by which more ranks per core than recorded lengthen a step, in ns. No overlap hides it,
+    #: because a rank spends it waiting for the core.
     longer_ns: float = 0.0
 
 
@@ -60,7 +61,8 @@ def crowding(
         stretch(place_of.threads_per_core, wanted_ns, elsewhere_ns)
         for place_of in (here, placement)
     ]
-    # The part of the recorded lack of cores that the model does not explain stays the same.
+    # Only the modelled change is added to ``before``. If ``before`` differs from the modelled value
+    # of the recorded placement, this difference stays.
     after = max(1.0, before + modelled[1] - modelled[0])
     longer_ns = wanted_ns * (after - before)
     if longer_ns < 0:

@@ -153,8 +153,8 @@ class ShardedSteps(RecordedSteps):
     calls: tuple[ShardedCall, ...]
     #: Issues and waits, in the order that all ranks have in common.
     events: tuple[Event, ...]
-    #: [steps, ranks, events]: as in ``RankCycle``, but ``own_ns`` also includes the time from when
-    #: the last rank's cycle began until this rank's cycle began (0 or negative).
+    #: [steps, ranks, events]: as in ``RankCycle``; but to ``own_ns`` is added the begin of this
+    #: rank's cycle minus the latest begin among the step's ranks (0 or negative).
     own_ns: Floats
     update_ns: Floats
     #: [steps, ranks]: own time outside of the optimizer: data, forward and backward.

@@ -97,8 +97,8 @@ class World:
     def _transfers(self, drawn_at: tuple[Ints, int]) -> Floats:
         """Returns one rank's recorded transfer times in ns, as ``[collective, drawn step]``.
 
-        The collectives are those of the scenario's step. ``drawn_at`` selects the rank and its
-        drawn steps, see ``_of``.
+        Each collective of the scenario's step has the time of the recorded collective that it is
+        derived from. ``drawn_at`` selects the rank and its drawn steps, see ``_of``.
         """
         recorded = [call.recorded for call in self.change.calls]
         result: Floats = self.steps.transfer_ns[drawn_at][:, recorded].T
@@ -117,8 +117,8 @@ class World:
             rank=rank,
             begin_ns=0,
             until_ns=0,
-            # The step's end (MARK) stays at the end of the recorded step's own time, even if the
-            # scenario drops the recorded step's last events.
+            # The time of the step's end (MARK) is derived from the recorded step's last event, even
+            # if the scenario drops this event.
             own_ns=np.concatenate(
                 [own_ns[:, places].T + passes * self._pass_ns(drawn_at), until_ns[np.newaxis]]
             ),

@@ -82,7 +82,7 @@ class Answer:
     """Prediction of one scenario, with its cost and the search for a better setting."""
 
     prediction: Prediction
-    #: Predicted step time. The margin of the held-out errors, if there are any, widens its
+    #: Predicted step time. If the model's error on held-out settings is known, it widens the
     #: interval.
     interval_s: Estimate
     #: None without a price, or if the run does not record the samples of a step.

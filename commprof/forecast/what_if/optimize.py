@@ -75,7 +75,7 @@ class Search:
 def optimize(
     replay: Model, scenario: Scenario, over: Sequence[str], worst_error: float = math.nan
 ) -> Search:
-    """Predicts all settings, and the certainty of their gains.
+    """Predicts all combinations of the caps and hooks to try, and the certainty of their gains.
 
     A gain is computed in each bootstrap replicate, with the same random steps for the setting and
     for the unchanged scenario.
@@ -157,7 +157,8 @@ def shortest(
 def _hooks(replay: Model, scenario: Scenario) -> tuple[str | None, ...]:
     """Returns the hooks to try: the scenario's own, no hook (""), and the hooks in the profile.
 
-    The scenario's own is None if the scenario keeps the recorded hook. No hook is listed twice.
+    The scenario's own is None if the scenario keeps the recorded hook. The result has each label
+    only once.
     """
     recorded_hook = replay.schedule.hook if scenario.hook is None else scenario.hook
     return (
