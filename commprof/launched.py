@@ -61,7 +61,8 @@ _MPI = (
 #: PMI's variables alone, without Hydra's MPI_LOCAL*. They are tried last, because srun sets PMI's
 #: variables for its own tasks too.
 _PMI = _Names("mpirun", "PMI_RANK", "PMI_SIZE", "", "")
-#: Variables with a task's index on its host, for launchers whose tasks may start ranks.
+#: Variables with the index of a launcher's task on its host. It is not always a rank's index: a
+#: task may start several ranks itself.
 _LOCAL_RANKS_OF_TASKS = (*(names.local_rank for names in _MPI), "SLURM_LOCALID")
 
 
@@ -79,9 +80,10 @@ def launched_as(variables: Mapping[str, str]) -> Launched | None:
 
 
 def script_first(words: Sequence[str]) -> list[str]:
-    """Moves options that a launcher put in front of the script to the script's own arguments.
+    """Moves options that a launcher put in front of the script to the place after the script.
 
-    The options precede the script's arguments, as if the launcher had started the script itself.
+    There they are the first of the script's arguments, as if the launcher had started the script
+    itself.
 
     Args:
         words: ``[--local_rank=N] [-m] SCRIPT [ARGS...]``; the option may be spelled
@@ -99,9 +101,10 @@ def script_first(words: Sequence[str]) -> list[str]:
 
 
 def local_rank_of_task(variables: Mapping[str, str]) -> int:
-    """Returns the index on this host of the launcher's task to which this process belongs.
+    """Returns the index, on this host, of the launcher's task that contains this process.
 
-    Returns 0 if no launcher has numbered the tasks.
+    If a task starts several ranks, all of them have its index. Returns 0 if no launcher has
+    numbered the tasks.
     """
     for name in _LOCAL_RANKS_OF_TASKS:
         if name in variables:

@@ -14,8 +14,8 @@ _MODULES = ("_interpreters", "_xxsubinterpreters")
 def is_main_interpreter() -> bool:
     """True in the main interpreter, or if Python cannot tell; False in a sub-interpreter.
 
-    The answer is cached, because training asks in every step: `commprof.step` is looked up each
-    time.
+    The answer is cached, because each use of a name such as `commprof.step` asks for it, and a
+    script may use this name in every training step.
     """
     for name in _MODULES:
         with suppress(ImportError):

@@ -26,9 +26,9 @@ def uncollected() -> Iterator[None]:
 def end_without_collection() -> None:
     """Makes Python end this process without a last search for garbage in reference cycles.
 
-    The search visits every object that a command has left, and the system frees their memory
-    anyway. Functions of ``atexit`` still run, and files are still flushed. Not for processes that
-    run a user's code.
+    The search would visit every object that is left at the end, although the system frees the
+    process's memory anyway. Functions of ``atexit`` still run, and files are still flushed. Must
+    not be called in a process that runs a user's code.
     """
     atexit.register(gc.freeze)
 
@@ -37,7 +37,7 @@ def return_free_memory() -> None:
     """Makes the C library return freed memory to the system; takes some milliseconds.
 
     By itself, the library keeps freed memory that lies between blocks still in use: tens of MB
-    after the columns of many ranks were handled. Does nothing if the library is not glibc.
+    after traces of many ranks were analysed. Does nothing if the library is not glibc.
     """
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)

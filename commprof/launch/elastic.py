@@ -346,7 +346,8 @@ def _log_file(log_dir: Path) -> Iterator[None]:
 def _signal_handlers() -> Iterator[None]:
     """Passes signals on to the ranks, and restores the handlers that torch's launcher replaces.
 
-    The launcher would die of SIGUSR1 and SIGUSR2, and its ranks would go on without it.
+    Without a handler, the launcher would die of SIGUSR1 and SIGUSR2, and its ranks would go on
+    without it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

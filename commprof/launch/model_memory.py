@@ -24,7 +24,8 @@ class ModelMemory:
     """Memory of one rank's model, in bytes."""
 
     weights: int
-    """Parameters and buffers; if sharded, this rank's shard plus the largest gathered unit."""
+    """Parameters and buffers; if FSDP shards the parameters, this rank's shard of them plus the
+    largest unit of blocks, which FSDP gathers as a whole."""
     gradients: int
     optimizer_state: int | None
     """None for an optimizer whose state size commprof does not know."""

@@ -1,7 +1,7 @@
 """Cores and threads of a host's ranks at every world size of a run.
 
 Consecutive ranks of a host get consecutive cores, in the order of NUMA nodes. So most neighbours in
-a ring share a node, and they exchange the most data. Memory needs no placement: Linux allocates a
+a ring, which exchange the most data, share a node. Memory needs no placement: Linux allocates a
 page on the node of the core that touches it first.
 """
 
@@ -17,7 +17,7 @@ from commprof.launch.topology import Core, Topology, format_cpu_list, parse_cpu_
 from commprof.text import counted
 
 PIN_MODES = ("none", "cores", "numa", "auto")
-"""none: the scheduler decides. cores: equal parts of all cores. numa: the same, and no part crosses
+"""none: no rank is pinned. cores: equal parts of all cores. numa: the same, and no part crosses
 NUMA nodes. auto: numa if there are several NUMA nodes and a core for each rank, else none."""
 
 #: Separator between the CPU sets of two ranks in `Pinning.text`.

@@ -1,4 +1,4 @@
-"""Environment, versions and git state of a run, which a repetition needs besides the options.
+"""Environment, versions and git state of a run, for repeating it with the same options.
 
 No function of this module fails a run: a fact that cannot be determined is reported as unknown.
 """

@@ -55,7 +55,7 @@ class Rendezvous:
                 _check_free(host, port, self.nodes)
 
     def turn(self, number: int) -> Rendezvous:
-        """Returns the rendezvous of the command's launch ``number``; the first launch is 0.
+        """Returns the rendezvous for the command's launch with index ``number`` (from 0).
 
         With several machines, each launch uses another port.
         """

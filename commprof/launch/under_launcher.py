@@ -1,8 +1,8 @@
 """A rank that torchrun, srun or mpirun started: its number, and rank 0's message to the others.
 
-``commprof run`` then starts no ranks: each process is one rank, and the job trains at one world
-size, the launcher's number of ranks. Rank 0 tells the other ranks, through the rendezvous' store,
-where the job file is.
+In such a process, ``commprof run`` starts no ranks: the process is one rank, and the job trains at
+one world size, the launcher's number of ranks. Rank 0 tells the other ranks, through the
+rendezvous' store, where the job file is.
 """
 
 from __future__ import annotations

@@ -204,8 +204,8 @@ class TraceTail:
     def _follow_to_new_file(self) -> None:
         """If the file was removed and the recorder made it again, continues in the new file.
 
-        The recorder copies all that it has written, so the position stays valid. Until the copy is
-        complete, and if the name now belongs to another recording, the old file is kept.
+        The recorder copies all that it has written, so the position stays valid. Reading goes on in
+        the old file until the copy is complete, and if the new file is of another recording.
         """
         old = os.fstat(self._fd)
         if self._broken or old.st_nlink:

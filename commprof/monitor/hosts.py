@@ -30,7 +30,8 @@ from commprof.units import ns_to_s
 #: For this long after the first look, ranks of other hosts are not followed: their hosts may still
 #: write a first summary.
 _GRACE_S: Final = 20.0
-#: Largest number of ranks of missing hosts whose traces are followed, at about 1 MB per trace.
+#: Largest number of ranks whose traces are followed although their hosts have written summaries,
+#: because the next summaries are overdue; at about 1 MB per trace.
 _MOST_FOLLOWED: Final = 256
 
 
@@ -94,7 +95,8 @@ class OtherHosts:
         assert first is not None
         if local.issuperset(range(first["world_size"])):
             return
-        # Ranks begin one after another: a rank that has no trace yet may run on this host.
+        # Only ranks with a trace can count as ranks of other hosts: ranks begin one after another,
+        # and a rank that has no trace yet may run on this host.
         self._elsewhere = (self._elsewhere | tails.keys()) - local
         if 0 not in local:
             self._job.leave(self._elsewhere)
@@ -144,8 +146,9 @@ class OtherHosts:
     def instead_of(self, tails: dict[int, TraceTail]) -> list[OtherHost]:
         """Returns the hosts whose summaries are used instead of traces.
 
-        A missing host is among them if some of its ranks are not followed. Its figures are old, so
-        they count in totals only, and not in comparisons by step.
+        A host whose next summary is overdue is among them if the traces of some of its ranks are
+        not followed. Its figures are old, so they count in totals only, and not in comparisons by
+        step.
         """
         followed = {rank for rank, tail in tails.items() if tail.summary is not None}
         return [
@@ -176,8 +179,8 @@ class OtherHosts:
     def _ranks_elsewhere(self) -> set[int]:
         """Returns the ranks whose traces need not be followed, because their hosts wrote summaries.
 
-        Traces of missing hosts are followed if they are not too many, because the ranks may still
-        run.
+        If a host's next summary is overdue, its ranks' traces are followed nevertheless, because
+        the ranks may still run: up to ``_MOST_FOLLOWED`` traces of such hosts.
         """
         ranks: set[int] = set()
         room = _MOST_FOLLOWED

@@ -105,8 +105,8 @@ class Monitor:
             self._poll()
             if not lived and not self._a_rank_runs:
                 break
-            # The CPU time since this line of the previous round: all of the monitor's work counts,
-            # not only the look.
+            # The CPU time since the next line ran in the previous round: all of the monitor's work
+            # counts, not only the look.
             before_s, used_s = used_s, time.process_time()
             rest_s = min((used_s - before_s) / _OF_A_CORE, _LONGEST_S)
             rest_s = max(self._interval_s, rest_s)
@@ -130,8 +130,8 @@ class Monitor:
 
     def close(self) -> None:
         """Closes all outputs and files."""
-        # The file is removed while the address is still in use: a later monitor, which needs the
-        # address, cannot have replaced the file yet.
+        # The file is removed before the endpoint is closed: until then, a later monitor cannot
+        # listen on the same address, and so cannot have replaced the file by an equal one.
         with suppress(OSError):
             if address_file(self._run).read_bytes() == self._address:
                 address_file(self._run).unlink()

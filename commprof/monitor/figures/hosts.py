@@ -34,7 +34,8 @@ _OPERATION: Final = "all_reduce"
 _STATUSES: Final = ("", "running", "ended", "gone")
 #: Fields of a rank's state that are written as they are.
 _PLAIN: Final = ("rank", "step", "plain_bytes", "sent_bytes", "dropped", "trace_bytes")
-#: Parts of a rank's state, by the prefix of their figures; each part may be missing.
+#: Types of the parts of a rank's state; each part may be missing. The key is the first word in the
+#: names of the part's figures, such as ``total.steps``.
 _PARTS: Final[dict[str, type]] = {
     "total": StepTimes,
     "recent": StepTimes,
@@ -134,9 +135,10 @@ def _fitting(
 def _operations(
     parts: Sequence[SummaryPart], names: dict[str, int], groups: dict[tuple[str, int], int]
 ) -> Iterator[OperationSummary]:
-    """Yields all operations with codes and groups that mean the same for all ranks.
+    """Yields the operations of all ranks, with new codes and group ids, the same for all ranks.
 
-    Adds the codes to ``names``, and the groups, with ids from 1, to ``groups``.
+    Adds each operation's name with its new code to ``names``, and each group with its new id, from
+    1, to ``groups``.
     """
     names["other"] = 0
     for part in parts:
@@ -204,7 +206,9 @@ def _short(value: float) -> float | None:
 
 
 def rank_states(host: SeenHost, waited_for_s: Mapping[int, float]) -> Iterator[RankState]:
-    """Yields the states of a host's listed ranks; if the host is missing, their status is unknown.
+    """Yields the states of the ranks that a host's summary lists.
+
+    The status of the ranks is unknown if the host's next summary is overdue (``host.missing``).
 
     Args:
         host: the host; nothing is yielded if it has no summary.

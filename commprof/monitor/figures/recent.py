@@ -197,7 +197,7 @@ class RecentOperations:
         return {op: _state(operation) for (of, op), operation in self._found.items() if of == rank}
 
     def bandwidth(self) -> dict[str, Bandwidth]:
-        """Bandwidth by operation, where all ranks of the group recorded the transfers."""
+        """Bandwidth by operation, from the calls whose transfer time is known for all ranks."""
         result = {}
         for op, transfers in self._transfers.items():
             moved, took_ns, expected_ns = np.array(transfers).T
@@ -250,7 +250,7 @@ class RecentOperations:
 
 
 def _groups_on_one_host(world: MeasuredWorld) -> set[int]:
-    """Returns the indices of the process groups whose ranks all recorded, on a single host."""
+    """Returns the indices of the process groups on one host, all of whose ranks recorded calls."""
     matching = world.matching
     host = dict(zip(world.ranks, host_of_each(world.traces), strict=True))
     hosts: dict[int, list[Host | None]] = {}

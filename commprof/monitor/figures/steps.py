@@ -27,12 +27,13 @@ from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import Kind, Phase, Records
 
-#: Two flush intervals. A record that is this much older than its rank's newest record has arrived.
+#: Two flush intervals. Once a rank's newest record has arrived, so have all of the rank's records
+#: that are older by this much.
 SETTLED_NS = 400_000_000
 #: A rank without new records for this long has flushed all of its records.
 _IDLE_S = 1.0
 _ALL_NS = 2**62
-#: Largest number of records of a rank (16 MiB) that wait for other ranks to catch up or for the
+#: At most this many records of a rank, 16 MiB in all, wait for other ranks to catch up or for the
 #: step to end. If there are more after all complete steps were taken out, the oldest are dropped.
 _MOST_RECORDS = 1 << 18
 _MOST_CLOCKS = 256
@@ -73,7 +74,7 @@ class StepFollower:
         self._pending: dict[int, _Pending] = {}
         #: Last step returned.
         self._done = -1
-        #: Offset that is added to step indices in the pending records.
+        #: Step indices in the pending records, plus this, are step indices in the job.
         self._base = 0
         #: Number of records left out because a rank was too far ahead of another.
         self.left_out = 0
@@ -182,7 +183,7 @@ class _Pending:
 
     @property
     def has_steps(self) -> bool:
-        """True once a step end or a backward pass has been recorded, at which a step can end."""
+        """True once a step may have ended: a step end or a backward pass has been recorded."""
         return self.ends_steps or self._went_backward
 
     def has_ended(self, step: int) -> bool:

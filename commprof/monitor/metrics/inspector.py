@@ -76,8 +76,8 @@ INSPECTOR_METRICS: Final = (
         "counter",
         "wait_caused_seconds_total",
         "Time for which other processes waited in collectives and messages because of this "
-        "process, summed over the processes that waited; waiting is traced across communicators to "
-        "where it began.",
+        "process, summed over the processes that waited. If a process was late only because it had "
+        "itself waited in another communicator, the waiting counts for the process where it began.",
         _processes(lambda one: one.caused_s),
     ),
     _metric(

@@ -205,8 +205,8 @@ METRICS: Final = (
     ),
     _figure(
         "bandwidth_use_ratio",
-        "Time that the machine profile predicts for the recent operations on links in the profile, "
-        "divided by their measured time.",
+        "Time that the machine profile predicts for recent operations, divided by their measured "
+        "time; only operations that the profile covers count.",
         values.bandwidth("of_profile"),
     ),
     _counter(
@@ -260,13 +260,15 @@ METRICS: Final = (
     ),
     _total(
         "network_bytes",
-        "Bytes received or sent by an interface since boot; traffic within the host counts in lo.",
+        "Bytes received or sent by a network interface since boot; traffic within the host counts "
+        "for the interface lo.",
         values.network,
     ),
     _total(
         "arrivals",
-        "Collectives in always-on mode, by whether the rank that arrived last is known: among all "
-        "ranks (known), only among the ranks that were seen (partial), or not at all (unknown).",
+        "Collectives in always-on mode, by what is known about arrivals: the last of all ranks "
+        "(known), only the last of some ranks because the others were not seen (partial), or "
+        "neither (unknown).",
         values.arrivals,
     ),
     _total(

@@ -141,7 +141,7 @@ class TensorBoard:
 def step_of(state: JobState) -> int:
     """Number of the last step that all ranks completed; -1 before the first.
 
-    Ranks of missing hosts do not count.
+    Ranks do not count if their host's summary is overdue (``missing_hosts``).
     """
     missing = {rank for host in state.missing_hosts if host.summary for rank in host.summary.ranks}
     return min((rank.step for rank in state.ranks if rank.rank not in missing), default=-1)

@@ -127,13 +127,13 @@ def host_ages(state: JobState) -> Values:
 
 
 def missing_hosts(state: JobState) -> Values:
-    """Yields 1 for each host whose figures are missing, and 0 for the others."""
+    """Yields 1 for each host whose figures are overdue or unreadable, and 0 for the others."""
     for host in state.hosts if tells_of_job(state) else ():
         yield {"host": host.name}, float(host.missing)
 
 
 def arrivals(state: JobState) -> Values:
-    """Yields each local rank's numbers of collectives, by whether the last arrival is known."""
+    """Yields each local rank's numbers of collectives, by what is known of the last arrival."""
     for rank in local(state):
         if rank.arrivals is not None and state.world_size > 1:
             for name in ("known", "partial", "unknown"):
