@@ -117,7 +117,7 @@ PATIENCE_S: Final = 5.0
 
 @dataclass(frozen=True)
 class Following:
-    """Ranks that an observer follows, and how closely."""
+    """Ranks that an observer follows, and the age at which their records count as complete."""
 
     #: The one rank to follow; None to follow all.
     only_rank: int | None = None
@@ -148,11 +148,11 @@ class Observer:
 
         Args:
             run: the run directory.
-            expected_s: predicted times of calls, from the machine profile with which bandwidth is
-                compared; None without a profile.
+            expected_s: predicts the time of a call from a machine profile, so that the measured
+                bandwidth can be compared with the prediction; None without a profile.
             nested: True to look for jobs in the subdirectories of ``run`` too.
             patience_s: how long to wait for ranks whose traces do not exist yet.
-            following: the ranks to follow, and how closely.
+            following: the ranks to follow, and the age at which records count as complete.
             is_monitor: True for the monitor of a host: this host's ranks are always followed, and
                 :meth:`publish` writes the sum of their summaries.
             here: this host; None to find out.
@@ -210,7 +210,7 @@ class Observer:
         return self._newest
 
     def publish(self, next_s: float) -> None:
-        """Writes the sum of the always-on summaries of this host's ranks, for other hosts.
+        """Writes the sum of the summaries that this host's ranks record, for other hosts to read.
 
         Args:
             next_s: the next call follows within this many seconds.
@@ -395,7 +395,7 @@ def _runs(tail: TraceTail, here: Here) -> bool:
 
 
 def _failed(tail: TraceTail) -> bool:
-    """True if a rank raised an exception or died; the rank's trace must have ended."""
+    """True if a rank raised an exception or died. Call this only if the rank's trace has ended."""
     raised = metadata_of(tail).get("ending", {}).get("error")
     return bool(raised) or not tail.closed
 

@@ -73,8 +73,8 @@ class FollowedRank:
     _previous_begin_ns: int = 0
     _graph_task: int = 0
     _buckets: int = 0
-    #: Pending operations on a device; below, True once device events have shown when such an
-    #: operation ended.
+    #: Pending operations on a device. The next field is True once device events have shown when
+    #: such an operation ended.
     _on_device: set[int] = field(default_factory=set)
     _has_device_times: bool = False
     #: Operations whose completion was read before their issue: in the latest call of :meth:`take`,
@@ -125,8 +125,8 @@ class FollowedRank:
     def forget_open(self, before_ns: int) -> None:
         """Forgets operations issued before ``before_ns``: their ends will not be recorded.
 
-        If nothing newer was recorded, also forgets the step and the finalisation under way: the
-        next step that ends counts as the first step.
+        If nothing newer was recorded, also forgets the step under way, and a backward pass's wait
+        for its buckets: the next step that ends counts as the first step.
         """
         self.pending = {
             i: operation for i, operation in self.pending.items() if operation.issue_ns >= before_ns

@@ -1,6 +1,7 @@
 """Starts the monitor of a job: a process that is not the job's child.
 
-The job does not wait for the monitor, which ends when the watched process ends.
+The job does not wait for the monitor. The monitor ends when the process that started it and all
+ranks of the host have ended.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ def start_in_rank(job: Path, asked: str) -> str:
 
 
 def start_monitor(run: Path, settings: Settings, *more: str) -> str:
-    """Starts a monitor that ends with this process; returns the reason if that fails, else "".
+    """Starts a monitor; returns the reason if that fails, else "".
 
-    ``more`` holds further arguments for ``python -m commprof.monitor``.
+    The monitor ends when this process and all ranks of this host have ended. ``more`` holds further
+    arguments for ``python -m commprof.monitor``.
     """
     pid = os.getpid()
     began = identity(pid)

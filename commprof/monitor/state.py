@@ -69,7 +69,8 @@ class OperationState:
 class Bandwidth:
     """Bandwidth of recent calls of one kind of operation, across all ranks."""
 
-    #: Sum of size x bus factor, divided by the sum of times from last start to last completion.
+    #: Sum of the calls' size x bus factor, divided by the sum of their transfer times. A transfer
+    #: begins when the last rank has started the call, and ends when the last rank has completed it.
     busbw_bytes_per_s: float
     #: Time predicted by the machine profile divided by the measured time, for calls on links in the
     #: profile; NaN if there are none.
@@ -115,7 +116,7 @@ class HostState:
 
 @dataclass(frozen=True)
 class ArrivalState:
-    """Numbers of a rank's collectives in always-on mode, by what is known of the last arrival."""
+    """Counts of a rank's collectives in always-on mode, by whether the last arrival is known."""
 
     #: Number of collectives whose last rank to arrive is known.
     known: int
@@ -138,8 +139,9 @@ class RankState:
     status: str
     #: Index of the last complete step; -1 before the first, in always-on mode before the second.
     step: int
-    #: Time since the last step's end, or since recording began; NaN if on another host's clock, in
-    #: always-on mode, while recording is switched off, or if the rank has ended.
+    #: Time since the last step's end, or since recording began. NaN in always-on mode, while
+    #: recording is switched off, after the rank's end, and if the rank does not share the monitor's
+    #: clock.
     since_step_s: float
     #: Sums over all steps; the next field has means of the recent steps. None before the first
     #: step.
@@ -191,8 +193,8 @@ class MonitorState:
     resident_bytes: int
     #: Time that the last reading of the job took.
     poll_s: float
-    #: Number of records skipped because a rank was too many steps ahead; the next field has the
-    #: problems found in the traces.
+    #: Number of records skipped because a rank recorded too many of them in steps that not all
+    #: ranks completed; the next field has the problems found in the traces.
     left_out_records: int
     problems: tuple[str, ...]
 

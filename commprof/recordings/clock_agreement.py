@@ -43,8 +43,8 @@ _ON_HOSTS: Final = (
     "threads waited for a core before they could end a collective. Traces of one host need no "
     "comparison of clocks if they name the host (host_name): record without use_python_export"
 )
-#: Largest accepted disagreement of the ends, as a share of the collectives' longest time on any
-#: rank.
+#: Largest accepted disagreement of the ends, summed over the collectives, as a share of the sum of
+#: their times. The time of a collective is the longest on any rank.
 _MOST_SHARE: Final = 0.2
 #: Quantile of the collectives' disagreements that is printed.
 _MOSTLY: Final = 0.95
@@ -300,7 +300,7 @@ def _spread(end_ns: Ints) -> Ints:
 
 
 def _with_records(trace: Trace, times_ns: Ints, offset: Ints, error: Ints) -> Trace:
-    """Returns the trace with added clock comparisons, at times of the trace's own clock."""
+    """Returns the trace with added records of clock comparisons, timed by the trace's own clock."""
     rows = np.zeros(len(times_ns), dtype=schema.RECORD_DTYPE)
     rows["kind"] = Kind.CLOCK
     rows["timestamp_ns"], rows["value"] = times_ns - offset, offset.astype(np.int64).view(np.uint64)

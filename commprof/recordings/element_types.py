@@ -17,8 +17,9 @@ _IN_C10D: Final = {
     **{"float8e4m3": "Float8_e4m3fn", "float8e5m2": "Float8_e5m2", "bool": "Bool"},
     **{name.lower(): name for name in ELEMENT_BYTES if name.startswith(("Float8", "UInt"))},
 }
-#: The same for names that had a prefix. Those may also be c10d's own names after the prefix
-#: ("ncclHalf", "torch.long"). Without a prefix such a name is one of C++ ("float"), and is kept.
+#: The same for names from which a prefix was removed. They may also be c10d's own names
+#: ("ncclHalf", "torch.long"). A name that is like c10d's but had no prefix is one of C++ ("float"),
+#: and is not replaced.
 _AFTER_PREFIX: Final = {name.lower(): name for name in ELEMENT_BYTES} | _IN_C10D
 _PREFIXES: Final = ("torch.", "nccl", "c10::")
 #: Bytes of an element by the names in c10d's metadata, and by the C++ names in the profiler's input
@@ -34,7 +35,7 @@ _BYTES: Final = {
 
 @lru_cache(maxsize=1 << 10)
 def c10d_type(name: str) -> str:
-    """Returns c10d's name of a type that Python or NCCL names; other names as they are."""
+    """Returns c10d's name of a type from its name in Python or NCCL; other names unchanged."""
     bare = name.lower()
     for prefix in _PREFIXES:
         bare = bare.removeprefix(prefix)

@@ -57,7 +57,7 @@ _RUN_AS_ALL_REDUCE = {
 UNTOLD = "untold"
 #: The state of a retired entry without a completion, until its meaning is known.
 _RETIRED = "retired"
-#: The oldest version whose dumps may come from a hook.
+#: The oldest version of a dump that a backend's hook (``FlightRecorderHook.hpp``) may have written.
 _WITH_HOOKS = (2, 10)
 _STATES = ("scheduled", "started", "completed")
 _OPS = {
@@ -231,10 +231,10 @@ def _entry_before(entry: Entry) -> Entry:
 
 
 def _before(seq: int, dump: Dump) -> int:
-    """Returns a sequence number of a group's status, counted from 0; -1 if there is none.
+    """Returns ``seq``, a number from the dump's ``pg_status``, as counted from 0; -1 if none.
 
-    The status of a hook already counts from 0. A dump that no library's recorder wrote is from a
-    hook if it lists the groups' ranks, and else from gloo.
+    If a hook wrote the dump, the number already counts from 0. A dump that no communication
+    library's recorder wrote is from a hook if it lists the groups' ranks, and else from gloo.
     """
     return max(-1, seq - (1 if dump.of_library or not dump.members else 0))
 

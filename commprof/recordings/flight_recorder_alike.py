@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
-#: Integers in which alike entries may differ; columns in this order.
+#: Integers in which alike entries may differ, in the order of the columns that ``read`` returns.
 INTEGERS: Final = (*("record_id", "seq_id", "collective_seq_id", "p2p_seq_id", "time_created_ns"),)
 #: Fields of which only the truth value is used; then fields that no reader uses.
 _TRUTHS: Final = ("time_discovered_started_ns", "time_discovered_completed_ns")

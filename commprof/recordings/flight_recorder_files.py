@@ -27,7 +27,7 @@ _PICKLE, _GZIP = b"\x80", b"\x1f\x8b"
 #: Argument for zlib: a gzip header and the largest window.
 _GZIP_WINDOW = 31
 _OF_TORCH_PROFILER = b'"traceEvents"'
-#: File of a run directory, whose folders hold no dumps.
+#: A folder with this file is a run directory of commprof; the folders in it are not searched.
 _OF_COMMPROF = "run.json"
 
 

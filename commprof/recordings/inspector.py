@@ -35,7 +35,7 @@ _OWN_NAME = re.compile(r".+-pid\d+\.log")
 _PACKED_NAME = re.compile(r".+-pid\d+\.log\.(?:zst|xz|bz2|lz4|lzma)")
 #: Largest number of files that a folder of logs may hold.
 MOST_FILES = 200_000
-#: File of a run directory, whose folders hold no logs.
+#: A folder with this file is a run directory of commprof, and counts as a folder without logs.
 _OF_COMMPROF = "run.json"
 _MOST_NAMED = 3
 
@@ -72,8 +72,8 @@ def looks_like_log(head: bytes) -> bool:
 def is_inspector(path: Path) -> bool:
     """True if a file, folder or archive holds a log of NCCL Inspector.
 
-    Without content, names decide: an empty file must have the name of a log, and in a folder all
-    names must be those of logs.
+    If no content shows a log, names decide: an empty file must have the name of a log, and in a
+    folder all names must be those of logs.
     """
 
     def wanted(head: bytes) -> bool:

@@ -114,7 +114,7 @@ class EventReader:
             self._skip()
             if self._peek() == "}":
                 return
-            if self._peek() != '"':  # the rest of a value that a quote in its text ended early
+            if self._peek() != '"':  # rest of a value that an unescaped quote ended early
                 self._pass_over(_NEXT_MEMBER, _DAMAGED)
                 self.passed_over_in_head += 1
                 continue
@@ -242,7 +242,7 @@ class EventReader:
 
     def _may_continue(self, error: ValueError) -> bool:
         """True if the value may be valid once more of the text is there."""
-        # An integer with too many digits for Python: more text cannot help.
+        # An error of another type: an integer has too many digits for Python; more text is no help.
         if not isinstance(error, json.JSONDecodeError):
             return False
         cut = len(self._text) - error.pos < _MAY_BE_CUT_CHARS

@@ -52,7 +52,7 @@ def main() -> int:
     if args.parent is None and not args.directory.is_dir():
         said = "does not exist; watching begins when a job records into it"
         print(f"commprof watchdog: {invocation.quoted(args.directory)} {said}", file=sys.stderr)
-    # Ctrl-C is meant for the job, which ends the watchdog when the job is done.
+    # Ctrl-C is meant for the job; the watchdog ends when the job is done.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
     if not args.samples:  # samples must be taken on time

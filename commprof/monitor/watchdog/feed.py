@@ -43,7 +43,7 @@ class ProcessWatch:
     def __init__(self, pid: int, *, gone: bool = False) -> None:
         """Begins to watch; ``gone``: the process has ended, and another may have its id."""
         self.pid = pid
-        #: Start of the process; None if it has ended before.
+        #: Start time of the process; None if it had ended before the watch began.
         self._started = None if gone else _stat(pid)[1]
         self._asleep = 0
 
@@ -86,8 +86,8 @@ def _kernel_place(pid: int) -> str:
 
 #: If a trace is older than the watchdog, only this many bytes at the trace's end are read.
 _RECENT_BYTES = 4 << 20
-#: The trace names ring files. If they are still missing after this many looks, they are no longer
-#: awaited.
+#: The trace names the files of the rank's ring buffers. If the trace has records, but these files
+#: are still missing after this many looks, they are no longer awaited.
 _RING_LOOKS = 6
 _NONE: Records = np.empty(0, schema.RECORD_DTYPE)
 

@@ -309,7 +309,7 @@ def _unseen_cause(operation: PendingOperation, states: Sequence[FollowedRank]) -
 def _unknown_members(
     states: Sequence[FollowedRank],
 ) -> list[tuple[PendingOperation, FollowedRank, int]]:
-    """Lists pending collectives for whose groups not all ranks are known.
+    """Lists the pending collectives of each group whose ranks are not all known.
 
     A rank is known to belong to a group once it has issued a call in it. Each collective comes with
     the rank that issued it and with the number of unknown ranks.

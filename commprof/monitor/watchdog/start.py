@@ -93,7 +93,7 @@ _PR_SET_PTRACER = 0x59616D61
 def allow_tracer(pid: int | None) -> None:
     """Allows the launcher's descendants, but no other processes, to read this rank's stacks.
 
-    pid: process id of the launcher; None if it is not known, and nothing is done.
+    pid: process id of the launcher; None if it is not known: then nothing is done.
 
     With ``kernel.yama.ptrace_scope`` 1 only ancestors may read a process, and the watchdog is a
     sibling of the ranks. With other settings the call has no effect.

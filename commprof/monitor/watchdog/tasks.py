@@ -110,7 +110,8 @@ class HangTask:
         self._threshold = threshold
         self._log = log
         self._open: HangFile | None = None
-        #: Rank whose native stacks are being read; below, ranks and process ids to read next.
+        #: Rank whose native stacks are being read; the next field: ranks and process ids that
+        #: follow.
         self._native: tuple[int, py_spy.NativeDump] | None = None
         self._native_wanted: list[tuple[int, int]] = []
 

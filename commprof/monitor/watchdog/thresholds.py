@@ -60,7 +60,7 @@ class Threshold:
     def __init__(self, fixed_s: float | None) -> None:
         """Sets a fixed threshold; None to learn it from steps."""
         self._fixed_s = fixed_s
-        #: The first rank that completed a step; below, the durations of its recent steps.
+        #: The first rank that completed a step; the next field: the durations of its recent steps.
         self._rank: int | None = None
         self._recent_ns: deque[int] = deque(maxlen=_RECENT_STEPS)
         self._longest_ns = 0
