@@ -18,7 +18,7 @@ LOG_LINE: Final = re.compile(
     rb":\d+:\d+ \[\d+\][^\r\n]{0,160}? NCCL (?:INFO|WARN|TRACE|ABORT|VERSION)\b"
 )
 _LONGEST_LINE: Final = 1 << 16
-#: Longest text of the log that is repeated.
+#: Largest number of characters that a message quotes from a line of the log.
 _MOST_CHARS: Final = 160
 #: Largest number of different sizes of communicators that the text lists.
 _MOST_SIZES: Final = 5

@@ -19,13 +19,13 @@ from commprof.text import printable
 
 __all__ = ["NcclTestsLog", "NcclTestsRow", "is_nccl_tests", "read_nccl_tests"]
 
-#: Largest JSON or CSV; a text may have any size.
+#: Largest JSON or CSV file that is read, in bytes; a text may have any size.
 _LARGEST_BYTES = 1 << 28
 _HEAD_BYTES = 1 << 16
 
 
 def is_nccl_tests(path: Path) -> bool:
-    """True if a file is a result of nccl-tests or rccl-tests; a text is read up to its table."""
+    """True if a file is a result of nccl-tests or rccl-tests; reads a text only up to its table."""
     try:
         head = _head(path)
         if is_json(head) or is_records(head):

@@ -2,9 +2,9 @@
 
 nccl-tests' ``-J`` (``util.cu``, from 2.17.7) lists the first device of each process, with its
 group. rccl-tests' ``-Z json`` and ``-Z csv`` (``Reporter`` in ``common.cu``) have one record
-per result. In a record, ``ranks`` counts processes of the job and ``ranksPerNode`` those of the
-communicator, whatever the hosts are; the CSV's line of names lacks ``nodes`` although its rows have
-it.
+per result. In a record, ``ranks`` is the number of processes of the job, and ``ranksPerNode`` is
+the number of processes of the communicator, on however many hosts they are. The CSV's line of names
+lacks ``nodes`` although its rows have it.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _HALF_DIGIT = 5e-7
 
 
 def is_json(head: bytes) -> bool:
-    """True if a file with these first bytes is nccl-tests' ``-J``."""
+    """True if a file with these first bytes was written by nccl-tests with option ``-J``."""
     return head.lstrip().startswith(b"{") and all(
         name in head for name in (b'"args"', b'"env"', b'"start_time"')
     )
 
 
 def is_records(head: bytes) -> bool:
-    """True if a file with these first bytes is rccl-tests' ``-Z json`` or ``-Z csv``."""
+    """True if a file with these first bytes was written by rccl-tests with option ``-Z``."""
     begin = head.lstrip()[:2000].lower()
     if begin.startswith((b"[", b"{")):
         return b'"numcycle"' in begin and b'"algbw"' in begin
@@ -53,7 +53,7 @@ def is_records(head: bytes) -> bool:
 
 
 def read_json(text: str, stem: str) -> NcclTestsLog:
-    """Reads nccl-tests' ``-J``.
+    """Reads the JSON file that nccl-tests writes with option ``-J``.
 
     Raises:
         ValueError: the file lacks the operation, contradicts itself, or has CPU times.
@@ -121,7 +121,9 @@ def _samples_us(single: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def read_records(text: str, stem: str) -> tuple[NcclTestsLog, ...]:
-    """Reads rccl-tests' ``-Z json`` or ``-Z csv``; one log per operation.
+    """Reads the file that rccl-tests writes with option ``-Z json`` or ``-Z csv``.
+
+    Returns one log per operation and number of ranks.
 
     Raises:
         ValueError: the file lacks the operation, or contradicts itself.
@@ -176,7 +178,7 @@ def _hosts(record: Mapping[str, str], ranks: int) -> int | None:
 
 
 def _processes(record: Mapping[str, str], name: str) -> int:
-    """Returns the number of ranks in the processes that field ``name`` counts; 0 if it is missing.
+    """Returns the number of ranks from field ``name``, which counts processes; 0 if it is missing.
 
     A build without MPI has one process, whose number of GPUs is ``gpus``.
     """
@@ -207,7 +209,7 @@ def _of_csv(text: str) -> Iterator[dict[str, str]]:
 
 
 def _record_row(record: Mapping[str, str]) -> NcclTestsRow | None:
-    """Makes a row of a record, with ``count`` 0; None without a positive size and time."""
+    """Makes a row from a record, with ``count`` still 0; None if size or time is not positive."""
     time_us, size = number(record.get("time")), number(record.get("size"))
     if not (0 < time_us < math.inf and size > 0):
         return None

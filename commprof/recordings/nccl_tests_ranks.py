@@ -23,10 +23,10 @@ _Floats = npt.NDArray[np.float64]
 _MOST_RANKS = 1 << 16
 #: Share of the rows that must agree with a number of ranks: other rows may be damaged.
 _MOST_ROWS = 0.9
-#: A row is left out if its digits give the ratio ten times less exactly than those of the best
-#: rows.
+#: A row is left out if its digits give busbw / algbw ten times less exactly than the digits of the
+#: best rows do.
 _DECADE = 10
-#: Rounding of the arithmetic itself.
+#: Tolerance for the rounding of commprof's own arithmetic on busbw / algbw.
 _ROUNDING = 1e-9
 
 
@@ -59,7 +59,7 @@ class RanksOfBandwidths:
         return [] if best < _MOST_ROWS else numbers[shares == best].astype(int).tolist()
 
     def ratio(self) -> float:
-        """The ratio itself, from the row whose digits are most exact."""
+        """The value of busbw / algbw, from the row whose digits are most exact."""
         exact = int(np.argmin(self.most - self.least))
         return float(self.least[exact] + self.most[exact]) / 2
 
@@ -76,7 +76,7 @@ class RanksOfBandwidths:
 
 
 def ranks_of_bandwidths(op: str, rows: Sequence[NcclTestsRow]) -> RanksOfBandwidths:
-    """Collects the ratios of the rows that show a number of ranks."""
+    """Collects busbw / algbw of those rows from which the number of ranks can be derived."""
     least, most = [], []
     for row in rows if op == "all_reduce" or op in OF_PARTS else ():
         algbw, busbw = row.algbw, row.busbw
@@ -86,7 +86,7 @@ def ranks_of_bandwidths(op: str, rows: Sequence[NcclTestsRow]) -> RanksOfBandwid
         most.append((busbw.value + busbw.half_digit) / (algbw.value - algbw.half_digit))
     evidence = _exact(RanksOfBandwidths(op, np.array(least), np.array(most)))
     if op in OF_PARTS and least and evidence.agrees_with(1.0):
-        # versions before 2.9 have no factor
+        # nccl-tests before 2.9: busbw is equal to algbw, whatever the number of ranks
         return RanksOfBandwidths(op, np.array([]), np.array([]))
     return evidence
 

@@ -18,12 +18,12 @@ _EXACT = 200
 _NEAR = 0.02
 _BYTES = {"half": 2, "bfloat16": 2, "double": 8, "int64": 8, "uint64": 8, "float": 4, "int": 4}
 _ONE_BYTE = re.compile(r"u?int8|char|fp8.*|f8.*")
-#: Rounding of the programs' own arithmetic.
+#: Relative tolerance for the rounding of nccl-tests' own arithmetic.
 _ROUNDING = 1e-3
 #: A program of nccl-tests that measures no collective of NCCL's.
 _NO_COLLECTIVE = "hypercube"
-#: c10d's operation, by the part of the program's name that names it. A part that contains another
-#: one comes first.
+#: c10d's name of an operation, by the name that a program's name contains. A name that contains
+#: another one stands before it: "reduce_scatter" before "reduce".
 _OPS = {
     "all_reduce": "all_reduce",
     "all_gather": "all_gather",
@@ -206,7 +206,7 @@ def without_contradictions(
 def _agrees(row: NcclTestsRow, ranks: int) -> bool:
     """True if algbw may be size / time within the accuracy of their digits.
 
-    Before 2.9, algbw of some operations has the factor (n - 1) / n.
+    In nccl-tests before 2.9, algbw of some operations has the factor (n - 1) / n for n ranks.
     """
     if row.algbw is None or not row.algbw.value > row.algbw.half_digit:
         return True

@@ -29,7 +29,7 @@ _WORD = re.compile(r"\S+")
 #: A cell of a result, at the start of a word.
 _CELL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?\*?|N/A|[-+]?(?:nan|inf)")
 _REDOP = re.compile(r"[A-Za-z]+")
-#: Names of element types, for a row whose results are not in its line.
+#: Names of element types. A line that lacks results counts as a row only if it has such a name.
 _TYPE = re.compile(r"u?int\d*|char|half|double|b?float\w*|bf16|fp?\d+\w*")
 _ROOT = re.compile(r"-?\d+(?![\d.])")
 #: Columns of a result that hold numbers, besides columns of errors and of single iterations. All
@@ -190,7 +190,7 @@ class Table:
         return self._measured(described, places, cells)
 
     def _cells(self, line: str, position: int) -> tuple[list[str], int, bool]:
-        """Returns cells of results, the first one's end, and True if other output follows them."""
+        """Returns the results' cells, the first cell's end, and True if other output follows."""
         cells: list[str] = []
         first_end, most = 0, len(self._names) * len(self._places)
         while len(cells) < most:
@@ -292,7 +292,8 @@ def agrees_with_algbw(row: NcclTestsRow) -> bool:
     if row.algbw is None or not row.algbw.value > 10 * row.algbw.half_digit:
         return True
     shown = row.size_bytes / (row.time_us * 1e3)
-    # Before 2.9, algbw of some operations has the factor (n - 1) / n, at least a half.
+    # In nccl-tests before 2.9, algbw of some operations has the factor (n - 1) / n for n ranks: at
+    # least a half.
     return shown / 2.5 < row.algbw.value < 1.25 * shown
 
 

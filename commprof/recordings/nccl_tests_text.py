@@ -32,7 +32,8 @@ from commprof.recordings.nccl_tests_rows import (
 from commprof.recordings.nccl_tests_table import HEADER, Table
 from commprof.text import counted, rank_list
 
-#: First bytes of a container's log as Docker keeps it: each line is an object that holds a line.
+#: First bytes of a container's log as Docker keeps it: each line is a JSON object that holds one
+#: printed line.
 CONTAINER_LOG = b'{"log":"'
 #: Longest piece of a line that is read at once.
 _LONGEST_LINE = 1 << 16
@@ -63,7 +64,7 @@ _ABOVE = 4
 
 @dataclass(frozen=True)
 class _Device:
-    """A rank of the list of devices."""
+    """One rank, as a line ``# Rank`` of the list of devices states it."""
 
     rank: int
     host: str
@@ -213,7 +214,8 @@ def _logs(stem: str, content: _Content) -> Iterator[NcclTestsLog]:
 def _operation(section: _Section, content: _Content, stem: str) -> str:
     """Returns the operation that a program's or the file's name states, or "" if only rows show it.
 
-    A name elsewhere in the file, or the file's own name, counts only if it may hold for all tables.
+    If the lines around the table name no program, a name elsewhere in the file, or the file's own
+    name, counts only if it may hold for all tables.
 
     Raises:
         ValueError: neither a name nor the rows show it.
@@ -310,7 +312,10 @@ def _content(lines: Iterator[str]) -> _Content:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yields the lines without mpirun's tags, control sequences and network file systems' NULs."""
+    """Yields the lines without mpirun's tags, control sequences and NUL characters.
+
+    Network file systems may leave NUL characters in a file.
+    """
     with open_regular(path) as opened:
         mark = opened.read(2)
         opened.seek(0)

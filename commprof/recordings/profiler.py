@@ -142,7 +142,7 @@ def _recording(path: Path, read: list[RankRecording], problems: list[str]) -> Re
     by_rank, without_kernels = _with_times(_with_distinct_groups(by_rank))
     caveats += without_kernels
     seqs, counted_so = _numbers(by_rank)
-    # Analyses compare the codes of element types between ranks.
+    # All ranks get the same codes of element types, because analyses compare them between ranks.
     dtypes = sorted(
         {kind.dtype for recording in by_rank.values() for kind in recording.calls.used()}
     )
@@ -175,8 +175,8 @@ def _recording(path: Path, read: list[RankRecording], problems: list[str]) -> Re
 
 def _world_size(recordings: Sequence[RankRecording]) -> int:
     """Returns the number of ranks, as the files or their groups state it; 0 if none does."""
-    # On the host, group sizes are derived from tensors: they count only if the file does not state
-    # the job's size.
+    # If only the host was recorded, group sizes are derived from tensors: they count only if the
+    # file does not state the job's size.
     telling = [
         recording
         for recording in recordings
@@ -331,10 +331,10 @@ def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, Ints], list[s
     recordings begin earlier get the same numbers. If a rank's recording was joined from several
     files, the count starts anew in each file.
 
-    If ranks have different numbers of calls in the steps that all of them recorded, or calls of
-    other operations or sizes, a record may be missing anywhere: the count then starts anew in each
-    step, and the calls of a step that differs between ranks match no calls of other ranks. Without
-    steps that are the same on all ranks, no call of the group matches.
+    If, in the steps that all ranks recorded, the calls of a group differ between ranks in number,
+    operation or size, a record may be missing anywhere: the count then starts anew in each step,
+    and the calls of a step that differs between ranks match no calls of other ranks. Without steps
+    that are the same on all ranks, no call of the group matches.
     """
     marked = [recording.steps for recording in by_rank.values()]
     first_step = max((int(steps.number[0]) for steps in marked if len(steps.number)), default=0)
@@ -390,7 +390,7 @@ def _turns(values: Ints) -> Ints:
 def _numbers_by_step(
     by_rank: dict[int, RankRecording], rows_of: dict[int, dict[str, Ints]], names: set[str]
 ) -> dict[tuple[int, str], list[int]]:
-    """Returns the numbers of the calls by rank and group, for groups whose calls differ.
+    """Returns sequence numbers by rank and group, for groups whose calls differ between ranks.
 
     In a step that all ranks recorded with the same calls, the n-th calls of all ranks get the same
     number. In any other step each rank gets numbers of its own, so that no call of the step matches
@@ -480,8 +480,9 @@ def _group(call: Call) -> str:
 def _joins(call: Call) -> bool:
     """True if the call can be matched with those of other ranks, in the order of issue.
 
-    False for operations that not all ranks of the group issue, and if the group is not known. On
-    the host, the root determines which rank waits for which, so the root must be known too.
+    False for operations that not all ranks of the group issue, and if the group is not known. In a
+    collective that a backend of the host ran, such as gloo, the root determines which rank waits
+    for which, so the root must be known too.
     """
     root_lacks = call.backend != "" and call.op in ROOTED and not call.root_known
     return call.op not in OF_FEW and call.group_known and not root_lacks

@@ -60,10 +60,10 @@ class CallKinds:
 
 
 class Launching(Sequence[tuple[int, ...]]):
-    """For each call, rows of c10d's ranges around the launch; see ``Call.launched_in``."""
+    """For each call, row numbers of c10d's ranges around its launch; see ``Call.launched_in``."""
 
     def __init__(self, best: Ints, inside: Ints) -> None:
-        """Keeps rows of ranges; -1 if there is none.
+        """Keeps row numbers of ranges; -1 stands for no range.
 
         Args:
             best: the range that names each call's operation.
@@ -90,7 +90,7 @@ class Launching(Sequence[tuple[int, ...]]):
     def __getitem__(self, at: slice) -> list[tuple[int, ...]]: ...
 
     def __getitem__(self, at: int | slice) -> tuple[int, ...] | list[tuple[int, ...]]:
-        """Returns the rows of a call, or of several."""
+        """Returns the row numbers of the ranges of one call, or of several."""
         if isinstance(at, slice):
             return [self[row] for row in range(*at.indices(len(self)))]
         rows = dict.fromkeys((int(self._best[at]), *self._inside[:, at].tolist()))
@@ -153,7 +153,7 @@ class CallColumns(Sequence[Call]):
 
     @property
     def replay(self) -> Ints:
-        """Correlation id of the graph's launch that ran each call; -1 outside of graphs."""
+        """Correlation id of the CUDA graph launch that ran each call; -1 outside of graphs."""
         return self._columns["replay"]
 
     @property

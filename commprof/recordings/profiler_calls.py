@@ -28,8 +28,8 @@ MOST_BYTES: Final = 2**62
 ROOTED: Final = tuple(schema.OPS[code] for code in schema.ROOTED)
 
 
-#: A collective's range may end up to this long after the thread that waited for the collective has
-#: gone on.
+#: Longest time by which a collective's range may outlast the wait for the collective: the waiting
+#: thread may go on before the backend's thread has ended the range.
 CLOSED_LATE_NS: Final = 100_000
 
 
@@ -72,9 +72,9 @@ class Call:
     #: The range that names the operation comes first. Empty if there are no such rows, and in calls
     #: on the host.
     launched_in: tuple[int, ...] = ()
-    #: Begin and end of each kernel, if the collective has several; else empty. On the host: one
-    #: pair, the call's begin and the end of the work that the backend's thread ran within the
-    #: range, if this end is later than ``end_ns``; else empty.
+    #: Begin and end of each kernel, if the collective has several. On the host, it is one pair:
+    #: the call's begin and the end of its range, if the backend's thread ran more work in it after
+    #: ``end_ns``. Empty in all other cases.
     kernels: tuple[tuple[int, int], ...] = ()
     #: False if it is not known to which process group the call belongs.
     group_known: bool = True

@@ -81,7 +81,7 @@ def _is_described(kind: Call) -> bool:
 
 
 def of_other_devices(events: ProfilerEvents) -> str:
-    """Returns a clause on the events of devices that are not read; empty if there are none."""
+    """Returns a clause on device events that commprof does not read; empty if there are none."""
     if not events.other_device:
         return ""
     are = "is" if events.other_device == 1 else "are"
@@ -101,14 +101,14 @@ def about_host(of_host: HostCalls, events: ProfilerEvents) -> list[str]:
         )
     if of_host.unseen:
         about.append(
-            f"no range shows when {counted(of_host.unseen, 'collective')} of c10d ran: not "
-            "included in any figure"
+            f"no range shows when {counted(of_host.unseen, 'collective')} of c10d ran: all "
+            "figures leave out such collectives"
         )
     if of_host.doubtful:
         about.append(
             f"{counted(of_host.doubtful, 'range')} such as {printable(of_host.doubtful_name[:60])} "
-            "may be of the script, or of a backend that the recording does not name: not included "
-            "in any figure"
+            "may be the script's own, or belong to a backend that the recording does not name: all "
+            "figures leave out such ranges"
         )
     return about
 

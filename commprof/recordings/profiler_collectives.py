@@ -80,7 +80,7 @@ def _are_one(first: Call, second: Call) -> bool:
 
 
 def _joined(kernels: Sequence[Call]) -> Call:
-    """Returns the call of a collective with these kernels, described by the best-known kernel."""
+    """Returns one call for a collective's kernels, described by the kernel with most details."""
     if len(kernels) == 1:
         return kernels[0]
     telling = max(kernels, key=lambda kernel: (kernel.dtype != "", not kernel.guessed))

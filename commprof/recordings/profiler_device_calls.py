@@ -227,9 +227,9 @@ def _kinds(
 def _kind(texts: EventTexts, key: Sequence[int], world_size: int) -> Call:
     """Makes a call from a kernel and the ranges around its launch.
 
-    ``key`` holds the indices in ``texts`` of the kernel's name and arguments; 1 if the best range
-    is around the launch, else 0; then the indices of the name and arguments of the best range and
-    of each range in ``inside`` of ``_Around``. The indices of a missing range are -1.
+    ``key`` holds the indices in ``texts`` of the kernel's name and arguments; 1 if the range
+    ``best`` of ``_Around`` is around the launch, else 0; then the indices of the name and arguments
+    of this range and of each range in ``inside``. The indices of a missing range are -1.
     """
     kernel, kernel_name = texts.arguments[key[1]], texts.names[key[0]]
     best, *inside = (pair for pair in zip(key[3::2], key[4::2], strict=True))

@@ -109,7 +109,7 @@ class ProfilerEvents:
     operators: Intervals = field(default_factory=Intervals)
     #: Begins of DDP's copies of buckets into gradients.
     copied_back_ns: array[int] = field(default_factory=lambda: array("q"))
-    #: Begins of operators that divide a tensor; they are in ``operators``, too.
+    #: Begins of operators that split a tensor into parts; they are in ``operators``, too.
     chunked_ns: array[int] = field(default_factory=lambda: array("q"))
     #: Launches: begin, thread and correlation id.
     launched_ns: array[int] = field(default_factory=lambda: array("q"))
@@ -117,8 +117,8 @@ class ProfilerEvents:
     launched: array[int] = field(default_factory=lambda: array("q"))
     #: Correlation ids of launches of CUDA graphs, which are launches too.
     graph_launched: array[int] = field(default_factory=lambda: array("q"))
-    #: Number of kernels that communicate between ranks without recorded details; the next field is
-    #: the name of the first.
+    #: Number of kernels that communicate between ranks and of which the recording has no details;
+    #: the next field is the name of the first.
     unreadable: int = 0
     unreadable_name: str = ""
     #: Number of events of devices whose events have no known meaning; then the first one's name.
@@ -191,7 +191,7 @@ class ProfilerEvents:
             self.of_host.add(str(process))
 
     def add_unreadable(self, name: str, count: int) -> None:
-        """Counts kernels that communicate without recorded details; ``name``: name of the first."""
+        """Counts communicating kernels without recorded details; ``name``: name of the first."""
         self.unreadable += count
         self.unreadable_name = self.unreadable_name or printable(name[:60])
 
@@ -378,7 +378,7 @@ def _put_if_timed(
     """
     try:
         begin = _moment_ns(event["ts"])
-        # A length is in the unit of the begin: some tools write ns since 1970.
+        # A length has the same unit as its begin: ns if a tool writes ns since 1970, otherwise µs.
         in_ns = type(event["ts"]) is int and event["ts"] >= _MOST_US
         length = end.get("dur", 0) if end is event else 0
         until = begin + (_whole_ns(length) if in_ns else _ns(length))
@@ -401,7 +401,8 @@ def _moment_ns(value: Any) -> int:
 
 def _ns(value_us: Any) -> int:
     """Converts µs to the nearest ns: exactly if given as digits, otherwise by way of a float."""
-    if isinstance(value_us, str):  # a number with a point; very old traces have quoted numbers
+    # The json reader keeps numbers with a point as text; very old traces have quoted numbers.
+    if isinstance(value_us, str):
         match = _DECIMAL.fullmatch(value_us)
         if match is None:
             value_us = float(value_us)

@@ -63,7 +63,7 @@ class HostCalls:
     calls: list[Call]
     #: Names of c10d's operators that return only when the operation they issued is complete.
     blocking: frozenset[str]
-    #: Copies that end a reduce-scatter while a thread waits for it, tagged with the thread.
+    #: Copies by which a waiting thread completes a reduce-scatter, tagged with this thread.
     part_copies: Intervals
     #: Number of operators whose collective has no range, so that its end is not known.
     unseen: int
@@ -90,8 +90,8 @@ class _Issued:
     def kind(self) -> _Kind:
         """Key that this collective shares with its ranges.
 
-        torch does not record the input of a list reduce-scatter, whose tensors are as large as its
-        output.
+        torch does not record the inputs of a reduce-scatter of a list. Each of them is as large as
+        the output, so the output stands for them.
         """
         is_list = self.op == "reduce_scatter" and self.inputs is None
         return form_of(self.op), self.outputs if is_list else self.inputs
@@ -388,7 +388,7 @@ def _operators_by_kind(
 def _other_kinds(
     kind: _Kind, of_form: Sequence[_Kind], of_inputs: Sequence[_Kind], joined_forms: set[str]
 ) -> Sequence[_Kind]:
-    """Returns the kinds of ranges that operators without ranges of their own kind may have.
+    """Returns the kinds of ranges that may belong to operators whose own kind has no ranges.
 
     The result holds kinds of the same form if the input of the operators or of the ranges was not
     recorded, or if the backend describes inputs in another way. If no range has this form, the

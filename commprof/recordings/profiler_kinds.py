@@ -16,13 +16,13 @@ _COMMUNICATION = re.compile(
     r"rmsnormlamport|(?:barrier|put_signal|wait_signal)_kernel\(unsigned int\*\*",
     re.IGNORECASE,
 )
-#: Words in the names of the functions of other such kernels (vLLM, SGLang, TensorRT-LLM,
-#: FlashInfer, AITER); not in their template arguments, which may be those of a fused computation.
+#: Words in the function names of other communication kernels (vLLM, SGLang, TensorRT-LLM,
+#: FlashInfer, AITER). Template arguments are not searched: they may be of a fused computation.
 _OF_MANY_RANKS = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|cross_device_(?:reduce|store)", re.IGNORECASE
 )
-#: Names of functions that hold such a word and run on one rank: Inductor names a kernel after the
-#: operators that it fuses, and threads of a block reduce among themselves.
+#: Names of functions that hold a word of ``_OF_MANY_RANKS`` but run on one rank: Inductor names a
+#: kernel after the operators that it fuses, and threads of a block reduce among themselves.
 _OF_ONE_RANK = re.compile(
     r"^(?:void )?(?:triton_[a-z]+_fused_|at::)|copy_(?:in|out)|"
     r"(?:warp|block|thread|cta|lane)_?(?:all|reduce_?scatter)",
@@ -56,7 +56,7 @@ _BACKWARD_OP = "autograd::engine::evaluate_function"
 _NODES = "torch::autograd::"
 #: Operator in which DDP, after waiting for a bucket, copies it back into the gradients.
 _COPIED_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
-#: Operator that divides a tensor. gloo's reduce-scatter divides the sum, and keeps one part.
+#: Operator that splits a tensor. gloo's reduce-scatter splits the sum, and keeps one part.
 _CHUNK = "aten::chunk"
 #: Name of an operator that waits, such as ``_c10d_functional::wait_tensor``.
 _WAITS = re.compile(r"(?:^|[^a-z])waits?(?:$|[^a-z])", re.IGNORECASE)
@@ -94,7 +94,7 @@ class EventKind(IntEnum):
     #: Communication on a device.
     COMMUNICATION = auto()
     KERNEL = auto()
-    #: Kernel that communicates between ranks without recorded details.
+    #: Kernel that communicates between ranks, and of which the recording has no details.
     UNREADABLE_KERNEL = auto()
     COPY_WITHIN = auto()
     COPY_BETWEEN = auto()
@@ -111,7 +111,7 @@ class EventKind(IntEnum):
     OPERATOR = auto()
     #: Operator in which DDP copies a bucket into gradients.
     COPY_BACK = auto()
-    #: Operator that divides a tensor.
+    #: Operator that splits a tensor into parts.
     CHUNK = auto()
     #: Event of a device whose events have no known meaning; it is only counted.
     OTHER_DEVICE = auto()
@@ -218,7 +218,7 @@ def _range(name: str, is_collective: bool) -> EventKind:
 def _operator(name: str, is_collective: bool) -> EventKind:
     has_namespace = "::" in name
     if not has_namespace and _range(name, is_collective) is EventKind.RANGE:
-        return EventKind.RANGE  # torch up to 1.11 has no other category
+        return EventKind.RANGE  # torch up to 1.11 writes ranges as operators
     if has_namespace and _WAITS.search(name.rpartition("::")[2]):
         return EventKind.WAIT
     if name.startswith("c10d::") or name == "record_param_comms":

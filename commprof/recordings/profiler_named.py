@@ -108,7 +108,7 @@ _EMPTY: Final = EventTable(*(np.zeros(0, np.int64) for _ in EventTable._fields))
 
 
 def joined(tables: Sequence[EventTable]) -> EventTable:
-    """Returns one table of several."""
+    """Returns one table with the rows of several."""
     if len(tables) == 1:
         return tables[0]
     return EventTable(*map(np.concatenate, zip(*tables, strict=True))) if tables else _EMPTY

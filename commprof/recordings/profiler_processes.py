@@ -32,7 +32,7 @@ _TYPES: Final = {
     **{"FP64": "Double", "FP32": "Float", "FP16": "Half", "BFP16": "BFloat16"},
     **{"INT64": "Long", "INT32": "Int", "INT16": "Short", "INT8": "Char", "UINT8": "Byte"},
 }
-#: Processes of torch's profiler before torch 1.8, which writes no names of processes.
+#: Process ids in traces of torch before 1.8, which have no names of processes.
 _BEFORE_KINETO: Final = ("CPU functions", "CUDA functions")
 #: First parts of the names of XLA's processes.
 _OF_XLA: Final = ("/device:", "/host:")

@@ -81,7 +81,8 @@ class _Columns(NamedTuple):
 class TraceScanner:
     """The C++ scanner, and facts on the names and values that it has seen.
 
-    One scanner reads the traces of a job, one after the other, because ranks have the same names.
+    One scanner reads the traces of a job, one after the other, because events of all ranks have the
+    same names.
     """
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ _FSDP_BEGINS, _FSDP_ENDS = ("FSDP::root_pre_forward", "FSDP::pre_forward"), "FSD
 _DATA = re.compile(r"enumerate\(DataLoader\)")
 #: Largest number of calls per step that is tried for a recording in which no step is marked.
 _LONGEST_PERIOD: Final = 5000
-#: At least this share of the calls must equal the calls of the step before.
+#: Calls repeat if at least this share of them is equal to the call one period earlier.
 _REPEATED: Final = 0.95
 
 
@@ -158,7 +158,8 @@ def _updates(events: ProfilerEvents) -> list[int]:
         np.array([getattr(e, name) for e in ranges], np.int64)
         for name in ("begin_ns", "end_ns", "thread")
     )
-    inside = _in_backward(events, end, thread)  # a backward pass may also run inside an update
+    # An update may also contain a backward pass: it then does not end inside of the pass.
+    inside = _in_backward(events, end, thread)
     backward_ns = np.sort(np.frombuffer(events.backward.begin_ns, np.int64))
     passes = np.searchsorted(backward_ns, begin).tolist()
     until: dict[int, int] = {}

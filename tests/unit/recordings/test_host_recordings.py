@@ -452,7 +452,7 @@ def test_a_range_of_the_script_is_no_collective_and_is_named(tmp_path: Path) -> 
     path = written(tmp_path / "job", [trace(steps(3, 1000, of_step))])
     assert calls_of(path) == [("all_reduce", 4000, 4000)] * 3
     assert any(
-        "3 ranges such as data:gather may be of the script" in s for s in read(path).problems
+        "3 ranges such as data:gather may be the script's own" in s for s in read(path).problems
     )
 
 
