@@ -42,7 +42,7 @@ class AddedReport(Protocol):
 
     @property
     def table_name(self) -> str:
-        """Name of the report's table among the tables of rows."""
+        """Name of the report's table, as ``--rows`` takes it."""
 
     def plain(self) -> dict[str, Any]:
         """Returns the report's figures for the JSON result."""
@@ -77,7 +77,7 @@ class AddedReport(Protocol):
 
 
 class Commands(Protocol):
-    """The part of a seam that every satellite has."""
+    """The part of the module ``seam`` that every satellite's package has: its commands."""
 
     #: By the name of each command as typed: its help line, and ``module:class`` that runs it.
     COMMANDS: Mapping[str, tuple[str, str]]
@@ -89,7 +89,11 @@ class Forecast(Commands, Protocol):
     """Functions that the satellite for predictions gives to the profiler."""
 
     def expected_times(self, path: Path) -> ExpectedTime:
-        """Returns a machine profile's times; raises CommprofError if ``path`` is no profile."""
+        """Returns the function that gives the times that a machine profile predicts.
+
+        Raises:
+            CommprofError: ``path`` is not a machine profile.
+        """
 
 
 class Tune(Commands, Protocol):
@@ -133,9 +137,9 @@ class Tune(Commands, Protocol):
         """Registers the backend ``commprof`` with torch."""
 
     def recorded_trial(self, run: Any, context: Mapping[str, Any]) -> AddedReport | None:
-        """Returns the report of the trial in a world's steps.
+        """Returns the report of the trial that ran in the steps of one world size.
 
-        ``run`` is the ``WorldRun``, ``context`` the content of the run's ``run.json``.
+        ``run`` is this world size's ``WorldRun``, ``context`` the content of ``run.json``.
         """
 
     def no_trial(self, directory: Path) -> str:
@@ -143,17 +147,28 @@ class Tune(Commands, Protocol):
 
 
 def forecast() -> Forecast:
-    """Returns the seam of predictions; raises UsageError if they are not installed."""
+    """Returns the module ``seam`` of the package for predictions.
+
+    Raises:
+        UsageError: the package is not installed.
+    """
     return cast(Forecast, _needed("forecast"))
 
 
 def tune() -> Tune:
-    """Returns the seam of compressors and trials; raises UsageError if they are not installed."""
+    """Returns the module ``seam`` of the package for compressors and trials.
+
+    Raises:
+        UsageError: the package is not installed.
+    """
     return cast(Tune, _needed("tune"))
 
 
 def tune_if_there() -> Tune | None:
-    """Returns the seam of compressors and trials; None if they are not installed."""
+    """Returns the module ``seam`` of the package for compressors and trials.
+
+    None if the package is not installed.
+    """
     return cast(Tune | None, _seam("tune"))
 
 
@@ -170,7 +185,7 @@ def public_name(name: str) -> Any:
 
 
 def all_commands() -> Iterator[Commands]:
-    """Yields the seams of the satellites that are installed, for their commands."""
+    """Yields the module ``seam`` of each satellite that is installed, for its commands."""
     for name in NAMES:
         if (seam := _seam(name)) is not None:
             yield cast(Commands, seam)

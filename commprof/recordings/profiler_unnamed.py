@@ -1,8 +1,8 @@
 """Finds the kernels of communication of backends whose kernels have no known names.
 
-The kernels of NCCL, RCCL, oneCCL and others are known by their names, or by c10d's arguments.
-Kernels of a backend outside of torch are known only by the range in which they were launched, such
-as ``hccl:all_reduce``.
+The kernels of NCCL, RCCL, oneCCL and others are known by their names, or by the arguments of c10d
+that were recorded with them. Kernels of a backend outside of torch are known only by the
+range in which they were launched, such as ``hccl:all_reduce``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from commprof.trace.stretches import stretches
 
 
 def with_unnamed_communication(events: ProfilerEvents) -> ProfilerEvents:
-    """Marks the kernels that a backend outside of torch launched as communication.
+    """Marks as communication the kernels that a backend outside of torch launched.
 
     Returns the events with these kernels moved from ``kernels`` to ``communication``. Returns the
     same events if there are no such kernels, or if the trace has kernels of communication with

@@ -5,12 +5,13 @@ successive begins or ends of the thread's events. If collectives were completed 
 thread waited until the last of these was complete, and then ran Python; otherwise it did not wait.
 
 If no CPU core is free for the thread, it goes on late after a collective, and counts as waiting
-until it goes on. If an operator waited, its end tells when the thread went on. In Python, the time
-from the collective's end to the thread's next event is about the same at the same call of each
-step, and longer if the thread has to wait for a core. So the part of this time beyond its median
-over the steps counts as waiting, unless the part is too long for a wait for a core. If the time
-since the thread's previous event varies less than the time since the collective's end, the thread
-did not wait for this end, and no time after this end counts as waiting.
+until it goes on. If an operator waited, its end tells when the thread went on. If the thread waited
+outside of operators, it then ran Python until its next event: the time from the collective's end to
+this event is about the same at the same call of each step, and longer if the thread has to wait for
+a core. So the part of this time beyond its median over the steps counts as waiting, unless the part
+is too long for a wait for a core. If the time since the thread's previous event varies less than
+the time since the collective's end, the thread did not wait for this end, and no time after this
+end counts as waiting.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from commprof.trace.stretches import Stretches, between, outside, stretches, uni
 Ints = npt.NDArray[np.int64]
 
 _NEVER: Final = np.iinfo(np.int64).max
-#: Longest time for which a thread may lack a core after its collective is complete.
+#: Longest delay after a collective's end that counts as a wait of the thread for a core.
 _LONGEST_DELAY_NS: Final = 10_000_000
 #: Smallest number of steps that tell how long Python usually runs after a call.
 _FEWEST_STEPS: Final = 4
@@ -64,11 +65,13 @@ def host_waiting(
     most 0.1 ms, and by no longer than the thread waited.
 
     A thread that copies a bucket back for DDP has waited for this bucket. So if such a copy follows
-    although no collective has completed, and a collective is in flight, the thread has waited too:
-    gloo's thread lacked a core and recorded the completion late. If such a copy follows while
-    gloo's thread is still within the callbacks of a collective, the thread has waited for what the
-    callbacks compute, such as the rest of PowerSGD's hook: gloo's thread ends the range only after
-    its callbacks.
+    a gap between two of the thread's events, the thread has waited in the whole gap in these cases:
+
+    - No collective was completed in the gap, and one is in flight: gloo's thread lacked a core and
+      recorded the completion late.
+    - gloo's thread is still within the callbacks of a collective: the thread has waited for what
+      the callbacks compute, such as the rest of PowerSGD's hook. Only after its callbacks does
+      gloo's thread end the range.
     """
     work = stretches(
         np.frombuffer(host.work.begin_ns, np.int64), np.frombuffer(host.work.end_ns, np.int64)
@@ -77,8 +80,8 @@ def host_waiting(
     idle = Stretches(busy.end_ns[:-1], busy.begin_ns[1:])
     pieces = within(idle, between(host.ran_ns))
     since, until = pieces.begin_ns, pieces.end_ns
-    # A call lasts until the end of all that the backend's thread ran within the range, because
-    # other threads wait for all of it.
+    # A call lasts until the end of all that the backend's thread ran within the call's range,
+    # because other threads wait for all of it.
     times = [
         (until_ns, call.begin_ns, row)
         for row, call in enumerate(calls)

@@ -76,8 +76,8 @@ def host_work(events: ProfilerEvents, blocking: frozenset[str], part_copies: Int
     Args:
         events: the trace's events.
         blocking: names of c10d's operators that return only when what they issued is complete.
-        part_copies: operators with which threads end a collective while they wait for it, tagged
-            with the thread.
+        part_copies: copies that complete a reduce-scatter, made by the thread that waits for it,
+            and tagged with this thread.
     """
     issued = [event for event in events.issued if event.name.startswith("c10d::")]
     threads = _issuing_threads(events, issued) or _busy_threads(events)

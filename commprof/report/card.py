@@ -239,7 +239,7 @@ def _mended(card: Card) -> list[str]:
     code = [f"  {line}" for line in following.fix.splitlines() if line]
     if len(code) > _FIX_LINES or any(len(line) > WIDTH for line in code):
         code = command_lines(following.all_command)
-        return [*lines, "The lines that mend it are in the full report:", *code]
+        return [*lines, "The lines that fix the script are in the full report:", *code]
     return [
         *lines,
         "Fix (YOUR_... are names of your script):" if OWN in following.fix else "Fix:",

@@ -27,8 +27,8 @@ SCHEMA_VERSION = 1
 _OPERATIONS = """\
 time: mean time of a rank in a call, as Inspector measures it; wait: the part of this time before
 the last rank came; transfer: median time of the rank that came last; busbw: bus bandwidth of the
-transfer; with wait: of the whole time, as Inspector states it. size: as nccl-tests counts it. -:
-not known."""
+transfer; with wait: bus bandwidth of the whole time, as Inspector states it. size: as nccl-tests
+counts it. -: not known."""
 _COMMUNICATORS = """\
 last: the process that the others of this communicator waited for most; part: fraction of their
 waiting that was for this process. The process may be late only because it waited in another

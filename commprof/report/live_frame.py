@@ -27,8 +27,8 @@ _MOST_MISSING: Final = 8
 class _Column:
     title: str
     value: Callable[[RankState], str]
-    #: If a table is too wide, columns with the highest value are dropped first; columns with 0
-    #: always stay.
+    #: If a table is too wide, columns with the largest ``dispensable`` are dropped first; columns
+    #: with 0 always stay.
     dispensable: int = 0
 
 
@@ -93,8 +93,9 @@ def _table(ranks: Sequence[RankState], width: int) -> list[str]:
     recent = next((rank.recent for rank in ranks if rank.recent), None)
     means = f"means of the last {recent.steps} steps" if recent else "but no step is complete yet"
     shown = [column.title for column in chosen]
-    notes = ["waited for: sum over the other ranks, mean over all steps."] * (_WAITED in shown)
-    notes += ["all_reduce: of the latest calls."] * (_LATENCY in shown)
+    waited = "waited for: summed waiting of the other ranks, mean over all steps."
+    notes = [waited] * (_WAITED in shown)
+    notes += ["all_reduce: times of the latest calls."] * (_LATENCY in shown)
     return [
         *lines,
         "",

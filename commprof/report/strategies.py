@@ -146,7 +146,8 @@ def _bullet(text: str, width: int) -> str:
     return wrapped(text, width, "* ", "  ")
 
 
-#: Columns on the one screen, by the first line of their headers; the last are dropped if too wide.
+#: Columns that ``render_screen`` shows, by the first line of their headers. If the table is too
+#: wide, the last columns are dropped.
 _COLUMNS = (
     *("ranks", "strategy", "samples", "against", "effi-", "step ms", "+-", "exposed", "of step"),
     "memory",

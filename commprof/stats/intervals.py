@@ -1,7 +1,7 @@
 """Medians, ratios and spreads of measured values, with confidence intervals.
 
-A trial has few rounds, and the machine may have disturbed some of them. Typical values and ratios
-of rounds are therefore robust estimates.
+A trial compares settings in a few rounds, and the machine may have disturbed some of them. Typical
+values and ratios of rounds are therefore robust estimates.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-#: Standard deviations of a normal distribution in one median absolute deviation (Iglewicz and
-#: Hoaglin, How to Detect and Handle Outliers, 1993).
+#: Standard deviation of a normal distribution, divided by its median absolute deviation (Iglewicz
+#: and Hoaglin, How to Detect and Handle Outliers, 1993).
 _DEVIATIONS_PER_MAD = 1.4826
 
 

@@ -13,11 +13,12 @@ Floats = npt.NDArray[np.float64]
 
 #: Largest allowed probability that any of all values stands out by chance.
 SIGNIFICANCE: Final = 0.001
-#: A value can stand out only if its excess is at least this many times any other value's excess.
+#: A value can stand out only if its excess over the median is at least this many times the excess
+#: of any value that does not stand out.
 CLEARLY: Final = 2.0
 #: At least this many values must remain as the others, whose spread is measured.
 FEWEST_OTHERS: Final = 3
-#: Terms of the series are left out once they are below this fraction of the sum.
+#: Terms of the series in ``student_tail`` are left out once below this fraction of the sum.
 _NEGLIGIBLE = 1e-17
 
 

@@ -53,7 +53,7 @@ def rank_events(timeline: RankActivity, origin_ns: int, sort_index: int) -> Iter
     yield _metadata(pid, 0, "process_name", name=f"rank {pid}, {timeline.host}")
     yield _metadata(pid, 0, "process_sort_index", sort_index=sort_index)
     # Perfetto treats the thread whose id equals the process id as the main thread, and shows it
-    # first.
+    # first. So no lane gets this id.
     free = (number for number in itertools.count(1) if number != pid)
     for track in timeline.tracks:
         tids = list(itertools.islice(free, int(track.lane.max(initial=-1)) + 1))

@@ -1,4 +1,4 @@
-"""Rows of a job as logs of NCCL Inspector show it; names of columns include their units."""
+"""Table rows on a job, from its logs of NCCL Inspector; names of columns include their units."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ def rows(report: FullReport, table: str, added: AddedReport | None = None) -> li
         added: report of the run's trial, if there was one.
 
     Raises:
-        UsageError: a trial has no such table, or the run has no trial.
+        UsageError: the table is that of a trial, and the run has none; or the run has a trial, and
+            the table would hold means over its steps.
     """
     table = table or ("worlds" if added is None else added.table_name)
     if added is None and table == CANDIDATES:

@@ -1,4 +1,7 @@
-"""Section on ranks that train apart, for world sizes without figures and verdict."""
+"""Section on ranks that train apart, which means that they do not exchange gradients.
+
+It is for world sizes without figures and verdict.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from commprof.report.section import Medium, Section
 
 
 def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
-    """Yields the section on summaries in which ranks exchanged nothing, if there are any."""
+    """Yields the section on ranks that train apart, if always-on mode's summaries show any."""
     judged = {world.world_size for world in report.result.worlds}
     sentences = tuple(
         f"{summary.apart.sentence} {summary.apart.advice}".strip()

@@ -34,7 +34,7 @@ def caveats(result: RunResult) -> list[str]:
     """Returns failures and caveats of a run, in sentences."""
     failures = [f"{counted(size, 'rank')}: {reason}" for size, reason in result.failures]
     shown = {world.world_size for world in result.worlds}
-    # For world sizes that failed, the reason already ends with the summary's problems.
+    # For world sizes that failed, the reason already names the problems that a summary repeats.
     told = shown | {size for size, _ in result.failures}
     return [
         *failures,

@@ -12,7 +12,7 @@ from commprof.report.section import Medium, Section
 from commprof.report.tabulated import Grid
 from commprof.text import plain_digits, printable
 
-TITLE = "Between hosts, per host and outgoing link"
+TITLE = "Traffic between hosts, per host and outgoing link"
 
 LEGEND = """\
 sent: payload that the recorded collectives send to other hosts along gloo's rings and trees, over

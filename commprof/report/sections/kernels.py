@@ -11,8 +11,8 @@ from commprof.report.tabulated import Grid, three_digits
 
 LEGEND = """\
 Mean per step in ms, of the largest world size: exposed + compute + copies + idle = step; each
-moment counts once, however many streams are busy. compute: kernels ran other than those of
-communication; exposed: communication ran, but no other kernel and no copy within the device;
+moment counts once, however many streams are busy. compute: a kernel other than those of
+communication ran; exposed: communication ran, but no other kernel and no copy within the device;
 copies: copies or fills ran in the remaining time; idle: nothing ran. communication: its kernels
 ran, exposed or not; busy: any kernel ran. The times of the communication kernels are added up in
 three columns. wait: from a kernel's begin until the last rank had begun the same kernel; transfer:

@@ -13,9 +13,9 @@ TITLE = "What to change in the script"
 LEGEND = """\
 Mistakes of the catalogue in docs/causes.md that the records show: first those that make the result
 of training wrong, then those whose fix wins most. saves: fraction of the mean step [95 % interval
-over the steps]; replayed: the recorded steps were replayed without the calls; at most: time in the
-calls, if it is not known how much of this time the fix wins. In the lines that mend a mistake,
-names that begin with YOUR_ stand for names of the script."""
+over the steps]; replayed: the recorded steps were replayed without the calls that the fix removes;
+at most: time in these calls, if it is not known how much of this time the fix wins. In the lines
+that mend a mistake, names that begin with YOUR_ stand for names of the script."""
 
 
 def sections(report: FullReport, medium: Medium) -> Iterator[Section]:

@@ -16,12 +16,12 @@ _MOST_ROWS = 12
 
 LEGEND = """\
 Operations that NCCL carried out, by communicator, algorithm and protocol; size as in NCCL's call.
-replays: operations that a CUDA graph repeated. from: phase of the calls, or of their capture, and
-the DDP buckets; empty for calls that did not come through torch.distributed. kernel: median time
-from the first channel's begin to the last channel's end; spread: from the first to the last
-channel's begin, and from the first to the last channel's end. wait: mean, computed once from the
-shortest kernel of all ranks, and once from clocks; transfer: mean of the shortest kernels. Times in
-ms. MB is 1e6 bytes."""
+replays: operations that a CUDA graph repeated. from: phase of the calls, or of their capture into a
+CUDA graph, and the DDP buckets; empty for calls that did not come through torch.distributed.
+kernel: median time from the first channel's begin to the last channel's end; spread: from the first
+to the last channel's begin, and from the first to the last channel's end. wait: mean, computed once
+from the shortest kernel of all ranks, and once from clocks; transfer: mean of the shortest kernels.
+Times in ms. MB is 1e6 bytes."""
 SPLIT_LEGEND = """\
 network, peer, GPU: parts of the mean transfer of one channel to one rank, in ms: the network was
 sending, the peer had no buffer to offer, or the sending GPU had not filled one. slower: time for a
@@ -91,7 +91,10 @@ def links(world: NcclWorld) -> Grid:
 
 
 def notes(world: NcclWorld) -> list[str]:
-    """Returns sentences on rows left out of the table, and on how both kinds of waits compare."""
+    """Returns sentences on rows that the table leaves out, and on waits.
+
+    The waits computed from the shortest kernel are compared with those computed from clocks.
+    """
     return [*not_shown(len(world.rows) - _MOST_ROWS, "kind", " of operation"), *_waits(world)]
 
 

@@ -37,16 +37,16 @@ after that. hidden: communication during other work."""
 KERNEL_LEGEND = """\
 Mean GPU time per step in ms, over ranks and steps:
 data + forward + backward + no phase + exposed + optimizer + copies + idle = step;
-exposed = wait + transfer. data, forward, backward, optimizer: kernels ran that were launched in
-this phase; no phase: kernels ran whose phase is not known; exposed: kernels of communication ran,
-but no others; copies: copies or fills ran in the remaining time; idle: nothing ran. wait: until the
-last rank had arrived; transfer: after that. hidden: communication during other work."""
+exposed = wait + transfer. data, forward, backward, optimizer: a kernel that was launched in the
+phase ran; no phase: a kernel of unknown phase ran; exposed: kernels of communication ran, but no
+others; copies: copies or fills ran in the remaining time; idle: nothing ran. wait: until the last
+rank had arrived; transfer: after that. hidden: communication during other work."""
 
 
 def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
     """Yields the section on the parts of the mean step, if the run has figures of steps.
 
-    A page also states what bounds each world size; on a terminal the verdict states it.
+    A page also states what bounds the step at each world size; on a terminal the verdict does.
     """
     if not report.result.worlds:
         return

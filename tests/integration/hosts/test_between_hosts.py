@@ -24,7 +24,8 @@ GRADIENT_BYTES = 6e6
 
 def table_row(text: str, ranks: int) -> list[str]:
     """Returns the row of a world size in the table between hosts."""
-    table = text.partition("Between hosts, per host and outgoing link:\n")[2].partition("\n\n")[0]
+    title = "Traffic between hosts, per host and outgoing link:\n"
+    table = text.partition(title)[2].partition("\n\n")[0]
     (row,) = (line.split() for line in table.splitlines() if line.split()[:1] == [str(ranks)])
     return row
 

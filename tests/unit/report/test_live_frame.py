@@ -61,7 +61,7 @@ def test_a_wide_frame_shows_all_columns_and_the_late_rank() -> None:
 
 @pytest.mark.parametrize(
     ("width", "said"),
-    [(60, ""), (100, "waited for: sum over"), (200, "all steps. all_reduce: of the latest")],
+    [(60, ""), (100, "waited for: summed"), (200, "all steps. all_reduce: times of the latest")],
 )
 def test_a_frame_says_which_columns_are_no_means_of_the_recent_steps(width: int, said: str) -> None:
     lines = frame(job_state(), "run", width)

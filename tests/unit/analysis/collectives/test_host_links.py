@@ -239,7 +239,7 @@ def test_counters_that_exceed_the_payload_by_packet_headers_agree(
 def test_host_links_table_has_a_row_per_world_with_several_hosts() -> None:
     links = replace(LINKS, header_share=0.0456)
     text = tables_text(host_links_table.sections, run_result(world(1), world(2, host_links=links)))
-    assert text.splitlines()[0] == "Between hosts, per host and outgoing link:"
+    assert text.splitlines()[0] == "Traffic between hosts, per host and outgoing link:"
     (row,) = [line.split() for line in text.splitlines() if line.lstrip().startswith("2 ")]
     assert row == ["2", "2", "eth0", "6", "0.8", "0.25", "240", "242.4", "+1.0%", "4.6%", "yes"]
     assert tables_text(host_links_table.sections, run_result(world(1))) == ""
