@@ -104,7 +104,7 @@ class StepFollower:
         """Takes the newly completed steps out of the pending records; None if there are none."""
         if not all(waiting.has_steps for waiting in pending.values()):
             return None
-        if self._base == 0 and any(waiting.has_ended(self._done) for waiting in pending.values()):
+        if self._base == 0 and any(waiting.stays_in(self._done) for waiting in pending.values()):
             return None  # a rank is still in the step after the last returned step
         _replace_lost_marks(pending, tails)
         traces = {rank: _trace(tails[rank], pending[rank].records()) for rank in pending}
@@ -186,7 +186,7 @@ class _Pending:
         """True once a step may have ended: a step end or a backward pass has been recorded."""
         return self.ends_steps or self._went_backward
 
-    def has_ended(self, step: int) -> bool:
+    def stays_in(self, step: int) -> bool:
         """True if the script marks steps, and no step after ``step`` has ended yet."""
         return self.ends_steps and self.last_end <= step
 

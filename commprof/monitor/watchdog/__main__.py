@@ -52,8 +52,8 @@ def main() -> int:
     if args.parent is None and not args.directory.is_dir():
         said = "does not exist; watching begins when a job records into it"
         print(f"commprof watchdog: {invocation.quoted(args.directory)} {said}", file=sys.stderr)
-    # Ctrl-C is meant for the job; the watchdog ends when the job is done.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Below a launcher, Ctrl-C is meant for the job; the watchdog ends when the job is done.
+    signal.signal(signal.SIGINT, _end if args.parent is None else signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
     if not args.samples:  # samples must be taken on time
         os.nice(5)  # ranks that compute come first
@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """Handles SIGTERM: ends the loop, and py-spy with it, in an orderly way."""
+    """Handles a signal: ends the loop, and py-spy with it, in an orderly way."""
     raise SystemExit(0)
 
 

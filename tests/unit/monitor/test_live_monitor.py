@@ -261,6 +261,16 @@ def test_the_end_of_a_job_does_not_wait_for_a_stopped_watchdog(tmp_path: Path) -
     assert time.monotonic() - begin < 5
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_watchdog_that_was_started_by_hand_ends_by_signals(tmp_path: Path, number: int) -> None:
+    words = [sys.executable, "-m", "commprof.monitor.watchdog", str(tmp_path)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as watchdog:
+        until(lambda: hears(watchdog.pid))
+        watchdog.send_signal(number)
+        assert watchdog.communicate(timeout=30)[1] == ""
+    assert watchdog.returncode == 0
+
+
 def test_a_monitor_that_cannot_start_returns_the_problem(tmp_path: Path) -> None:
     problem = start_monitor(tmp_path / "gone", Settings("127.0.0.1:0"))
     assert problem.startswith("no live metrics: ")
