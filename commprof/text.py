@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
-#: Stands between two lines of code in a call path: the line after it calls the function that the
-#: line before it belongs to.
+#: Stands between two lines of code in a call path, the innermost first: "a.py:3 < b.py:7" means
+#: that line b.py:7 calls the function that contains line a.py:3.
 CALLED_AT: Final = " < "
 #: Least number of neighbouring ranks, and of equally spaced ranks, that are listed as a range.
 _NEIGHBOURS, _SPACED = 3, 4

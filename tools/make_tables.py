@@ -73,14 +73,14 @@ def codes(root: Path = ROOT) -> str:
         f"SAMPLES_UNKNOWN: Final = {_number(constants['SamplesUnknown'])}",
         "#: ``seq`` of a message that cannot be distinguished from others.",
         f"NO_SEQ: Final = {_number(constants['NoSeq'])}\n",
-        "#: A wait of fewer nanoseconds found the operation already complete.",
+        "#: A wait shorter than this many ns did not block: the operation was already complete.",
         f"BLOCKED_NS: Final = {constant(record, 'BlockedNs')}",
         "#: A loop counts as unmarked after this many backward passes without a step mark.",
         f"SURELY_UNMARKED: Final = {constant(record, 'SurelyUnmarked')}",
         "#: Buckets of a histogram for each power of two, and the number of powers of two.",
         f"PER_OCTAVE: Final = {constant(histogram, 'PerOctave')}",
         f"OCTAVES: Final = {constant(histogram, 'Octaves')}",
-        "#: Bound of a clock's drift while the drift is unknown, and of its change between "
+        "#: Bound of a clock's drift while it is unknown; bound of its change between clock "
         "comparisons.",
         f"MOST_DRIFT: Final = {constant(clock, 'MostDrift')}",
         f"UNSEEN_WANDER: Final = {constant(clock, 'UnseenWander')}\n",

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-#: Largest correlation that is assumed.
+#: Larger estimates of a correlation are replaced by this value.
 LARGEST = 0.99
 
 
@@ -126,7 +126,7 @@ def _exact(ranks: Floats, n: int) -> float:
     ways = np.zeros((n + 1, total + 1))
     ways[0, 0] = 1
     for value in doubled:
-        # Counts down, so that each rank is drawn once.
+        # Counts down, so that no rank is drawn twice.
         for drawn in range(n, 0, -1):
             ways[drawn, value:] += ways[drawn - 1, : total + 1 - value]
     sums = np.arange(total + 1)
@@ -150,7 +150,7 @@ def _normal(ranks: Floats, n: int, share: float = 1.0) -> float:
 
 
 def _beyond(away: float, variance: float) -> float:
-    """Two-sided p-value of a rank sum ``away`` from its mean, corrected for continuity."""
+    """Two-sided p-value of a rank sum that is ``away`` from its mean, continuity-corrected."""
     return two_sided(max(0.0, abs(away) - 0.5) / math.sqrt(variance))
 
 
@@ -179,7 +179,7 @@ def step_test(a: Floats, b: Floats) -> float:
 
 
 def independent_share(a: Floats, b: Floats) -> float:
-    """Returns the effective sample size per step, from 0.005 to 1; 1 if a sample is empty."""
+    """Returns the effective sample size per value, from 0.005 to 1; 1 if a sample is empty."""
     if len(a) == 0 or len(b) == 0:
         return 1.0
     ranks = midranks(np.concatenate([a, b]))

@@ -95,14 +95,14 @@ SAMPLES_UNKNOWN: Final = 0xFFFFFFFF
 #: ``seq`` of a message that cannot be distinguished from others.
 NO_SEQ: Final = 0xFFFFFFFF
 
-#: A wait of fewer nanoseconds found the operation already complete.
+#: A wait shorter than this many ns did not block: the operation was already complete.
 BLOCKED_NS: Final = 1000
 #: A loop counts as unmarked after this many backward passes without a step mark.
 SURELY_UNMARKED: Final = 20
 #: Buckets of a histogram for each power of two, and the number of powers of two.
 PER_OCTAVE: Final = 64
 OCTAVES: Final = 37
-#: Bound of a clock's drift while the drift is unknown, and of its change between comparisons.
+#: Bound of a clock's drift while it is unknown; bound of its change between clock comparisons.
 MOST_DRIFT: Final = 500e-6
 UNSEEN_WANDER: Final = 1e-6
 

@@ -52,14 +52,16 @@ class Collectives:
     bytes_in: Ints
     bytes_out: Ints
     thread: Ints
-    #: Backward pass that issued the collective (``Finalizations.span.key``); -1 outside of one.
+    #: Id of the autograd graph task (``Finalizations.span.key``) of the backward pass that issued
+    #: the collective; -1 outside of a backward pass.
     graph_task: Ints
     issue_ns: Ints = field(metadata=MOMENT)
     #: True if the tensors are sparse; their sizes may differ from rank to rank.
     sparse: npt.NDArray[np.bool_]
-    #: Completion: on the host, or on the device if its times were recorded. If a backend on the
-    #: host does not report completion (gloo's point-to-point and reduce-scatter), the return of the
-    #: wait for the operation. 0 if neither is known.
+    #: Time at which the operation completed: on the host, or on the device if the device's times
+    #: were recorded. If a backend on the host does not report completion (gloo's point-to-point and
+    #: reduce-scatter), this is the time at which the wait for the operation returned. 0 if neither
+    #: is known.
     end_ns: Ints = field(metadata=MOMENT)
     #: True if the operation completed at ``end_ns``. Otherwise ``end_ns`` is 0 (not known), or the
     #: return of a wait that did not block: the operation had completed some time before.
@@ -227,8 +229,8 @@ def keep_rows(
 def tables_of(traces: Sequence[Trace], make: Callable[[Trace], Table]) -> Sequence[Table]:
     """Returns what ``make``, decorated with ``once_per_trace``, returns for each trace.
 
-    :func:`joined` reads columns of the result without a table for each trace, if blocks of traces
-    were given their tables by :func:`keep_rows`.
+    If :func:`keep_rows` gave the traces rows of larger tables, :func:`joined` reads columns of the
+    result from the larger tables, without making a table for each trace.
     """
     key: Any = make.__wrapped__  # type: ignore[attr-defined]
     stored = [trace.tables.get(key) for trace in traces]
@@ -489,7 +491,7 @@ def _take_turns(begin: Records, end: Records) -> bool:
 def finalises(graph_task: Ints, flags: Ints) -> npt.NDArray[np.bool_]:
     """Returns a mask of the finalisations that wait for the buckets of their backward pass.
 
-    If the script finalised a pass itself, only that finalisation of the pass does.
+    If the script finalised a pass itself, only the script's finalisation waits for them.
     """
     manual = flags & schema.FLAG_MANUAL_FINALIZE != 0
     result: npt.NDArray[np.bool_] = manual | ~np.isin(graph_task, graph_task[manual])

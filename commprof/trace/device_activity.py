@@ -4,8 +4,9 @@ Kernels and copies of several streams may run at once. Each moment belongs to th
 parts for which something runs then:
 
     compute                a kernel other than those of communication
-    communication          a kernel of communication, and no copy within the device (such a copy is
-                           work of the device, as a kernel is): exposed communication
+    communication          a kernel of communication, while no copy within the device runs (such a
+                           copy hides communication, as a compute kernel does): exposed
+                           communication
     copies                 a copy between host and device, within or between devices, or a fill
     idle                   nothing
 
@@ -69,7 +70,7 @@ class DeviceActivity:
         return others if self.communication is None else (self.communication, *others)
 
     def moved(self, to_common: Callable[[Ints], Ints]) -> DeviceActivity:
-        """Returns the activity on another clock."""
+        """Returns the activity with its times converted to another clock."""
         ends_ns = [ends for ran in self.kinds for ends in (ran.begin_ns, ran.end_ns)]
         moved_ns = to_common(np.concatenate(ends_ns))
         cuts = itertools.pairwise(itertools.accumulate(map(len, ends_ns), initial=0))

@@ -118,7 +118,7 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "write_failed": {"errno": int, "reason": str, "monotonic_ns": int},
     # recording is False if recording went off at monotonic_ns and stayed off for half a second or
     # longer, because the mode was "off" or the script switched recording off. It is True if
-    # recording went on again at monotonic_ns. Absent before recording was first off for so long.
+    # recording went on again at monotonic_ns. Absent until recording has been off for that long.
     "capture_state": {"recording": bool, "monotonic_ns": int},
     # True if ring files were requested but some threads' rings have no file, for lack of space: the
     # existing ring files then do not hold all new records. Absent otherwise.

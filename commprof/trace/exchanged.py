@@ -46,7 +46,7 @@ class Trained:
     parameter_bytes: int
     #: True if some parameters are shards.
     sharded: bool
-    #: True if FSDP1 shards them; None if this was not recorded.
+    #: True if FSDP1 shards the parameters; None if this was not recorded.
     flat: bool | None
     #: Parameters whose gradients DDP models reduce.
     ddp_bytes: int

@@ -1,4 +1,4 @@
-"""The first blocks of many traces, each of which is read again only once the file changes."""
+"""Reads the first blocks of many traces; a block is read again only if its file has changed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NO_FILE = np.full(4, -1, dtype=np.int64).tobytes()
 
 
 def _heads_of(paths: Sequence[str]) -> Sequence[_Head | None]:
-    """Returns the beginnings of files, each of which is read again only once the file changes.
+    """Returns the beginnings of files; a file is read again only if it has changed since.
 
     The entry of a file that does not exist is None. All entries are None if the C++ module was not
     built or is too old.

@@ -55,10 +55,11 @@ def chosen_marks(ends: Mask, seq: npt.NDArray[Any], rank: Ints, ranks: int) -> t
 
 
 def complete_steps(step: Ints, ends: Mask, rank: Ints) -> Ints:
-    """Returns the boundaries that end a complete step, which began at the boundary before.
+    """Returns the rows of the boundaries that end a complete step.
 
-    If a full ring dropped the boundary at which a step begins, the step is left out: the last
-    boundary before the step then begins an earlier step.
+    A step is complete if it begins at the boundary directly before the one at which it ends. If a
+    full ring dropped the boundary at which a step begins, an earlier step begins at the boundary
+    directly before, and the step is left out.
     """
     begun = step + ends  # index of the step that begins at each boundary
     complete = ends[1:] & (begun[:-1] == step[1:]) & (rank[:-1] == rank[1:])

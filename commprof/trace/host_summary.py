@@ -40,7 +40,7 @@ MOST_BYTES: Final = 128 << 10
 MOST_LISTED: Final = 64
 #: Largest number of ranks that a listed rank waited for.
 MOST_WAITED_FOR: Final = 8
-#: Largest number of arithmetic series of a host's ranks.
+#: Largest number of arithmetic series (first, last, step) in which a host's ranks are listed.
 _MOST_SERIES: Final = 512
 _MOST_HOSTS: Final = 16_384
 #: A host counts as missing if its file is older than twice the interval in which the file promised
@@ -81,8 +81,8 @@ class HostSummary:
     fewest_steps: int
     #: Figures of single ranks by name, one value per listed rank; null if the value is not known.
     figures: Any
-    #: For each listed rank, the time per step of its own work in ns, as a list in the order of
-    #: ``exposure.ORIGINS``.
+    #: For each listed rank, how much time its own work takes per step, in ns: a list in the order
+    #: of ``exposure.ORIGINS``.
     work_ns: list[Any]
     #: Ranks that each listed rank waited for longest, with the time in ns: rank, time, rank, ...
     waited_ns: list[Any]
@@ -195,7 +195,7 @@ def _check(summary: HostSummary) -> None:
         _check_numbers(column, f"figures.{name}", may_be_null=True)
     listed = checked(columns.get("rank"), list[int], "figures.rank")
     if not set(listed) <= set(summary.ranks) or len(set(listed)) != len(listed) > 0:
-        raise ValueError("its listed ranks are not ranks of the host")
+        raise ValueError("its listed ranks are not different ranks of the host")
     rows = [*columns.values(), summary.work_ns, summary.waited_ns]
     if {len(row) for row in rows} != {len(listed)}:
         raise ValueError("it does not hold one figure per listed rank")
@@ -327,7 +327,7 @@ class SeenHost:
     #: True if a newer summary should have come, or no summary can be read.
     missing: bool
     path: Path
-    #: Why the newest file cannot be read; empty if it can.
+    #: Why the newest content of the host's file cannot be read; empty if it can.
     problem: str = ""
 
     def sentence(self) -> str:

@@ -34,7 +34,8 @@ _OPERATIONS = _of_joined("operation")
 _PASSES_PLUS_ONE = members_with("pass_plus_one")
 #: Kinds and members that hold the number of a backward pass, as it is or plus 1.
 _PASSES = _of_joined("pass", "pass_plus_one")
-#: Shift of the numbers of every rank if the numbers are too large to be kept apart.
+#: The shifts that keep the numbers of different ranks apart are smaller than this. If the numbers
+#: are too large for that, the numbers of every rank are shifted by ``LARGEST``.
 LARGEST = 2**62
 
 
@@ -65,7 +66,7 @@ class JoinedRecords(PackedRecords):
         return np.arange(last + 1) * most if last * most < LARGEST else np.full(last + 1, LARGEST)
 
     def part(self, ranks: slice, shift_ns: Ints) -> JoinedRecords:
-        """Returns the records of neighbouring ranks; kinds that were read need no new search."""
+        """Returns the records of neighbouring ranks; kinds found earlier are not searched again."""
         stored = {kind: joined.part(ranks) for kind, joined in self._joined.items()}
         return JoinedRecords((), None, self.of_ranks[ranks], shift_ns, stored)
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from commprof.field_groups import FieldGroup
 
 Ints = npt.NDArray[np.int64]
-#: A dataclass whose fields, and those of its groups, are columns of one length.
+#: A dataclass whose fields, and the fields of each ``FieldGroup`` in it, are columns of one length.
 Table = TypeVar("Table")
 
 #: Largest number of possible keys of rows, so that a key fits into a signed integer of 64 bits.

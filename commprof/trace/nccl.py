@@ -85,7 +85,7 @@ def nccl_ops(trace: Trace) -> NcclOps:
 
 @dataclass(frozen=True)
 class Transfers:
-    """One row per channel of an operation whose data NCCL's proxy moved between two ranks."""
+    """One row per channel on which NCCL's proxy moved an operation's data to or from a rank."""
 
     #: As in ``NcclOps``; 0 if the operation is not known.
     op_id: Ints

@@ -71,7 +71,7 @@ class _Chunk:
     last_ns: int
 
     def column(self, kind: int, field: str) -> Column:
-        """Returns a field of the records of a kind that occurs, as it was recorded."""
+        """Returns a field of the records of a kind, as recorded; the chunk must hold this kind."""
         count, fields = self.stored[kind]
         dtype = _DTYPES[field]
         if field == "kind":
@@ -245,7 +245,7 @@ class PackedRecords:
         return column
 
     def compress(self, chosen: npt.NDArray[np.bool_]) -> Records:
-        """Returns the records under a mask."""
+        """Returns the records that a mask chooses."""
         return self._whole.compress(chosen)
 
     def take(self, rows: Ints) -> Records:
@@ -340,7 +340,7 @@ def _part_of(data: Bytes | InFile, stored: Sequence[int]) -> Bytes:
 
 
 def columns_of(records: Sequence[Records | PackedRecords], kind: int, field: str) -> Column:
-    """Returns a field of the records of one kind, as recorded, of several traces in their order."""
+    """Returns a field, as recorded, of all records of one kind in some traces, trace by trace."""
     return fields_of(records, kind, field)[0]
 
 
@@ -393,7 +393,7 @@ class KindRecords:
         return column[self._rows]
 
     def compress(self, chosen: npt.NDArray[np.bool_]) -> KindRecords:
-        """Returns the records under a mask."""
+        """Returns the records that a mask chooses."""
         return self.take(np.flatnonzero(chosen))
 
     def take(self, rows: Ints) -> KindRecords:

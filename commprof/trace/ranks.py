@@ -18,7 +18,8 @@ import numpy.typing as npt
 from commprof.trace.lookup import joined_column, rows_of
 
 Ints = npt.NDArray[np.int64]
-#: A column of small numbers: one with a row for each call of a run may take only 4 bytes a row.
+#: A column of small numbers. A column with a row for each call of a run is long, and may therefore
+#: take only 4 bytes a row.
 Narrow = npt.NDArray[np.int32] | Ints
 
 _MOST_NS = 2**62
@@ -27,7 +28,7 @@ MOST_ROWS = 100_000
 
 
 def firsts(lengths: Sequence[int] | Ints) -> Ints:
-    """Returns ``first`` of ranks that have these numbers of rows."""
+    """Returns the first row of each rank, then the number of all rows, from the rows per rank."""
     return np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
 
 
@@ -65,10 +66,10 @@ class RankRows:
 
 
 class RankTables(Sequence[Any]):
-    """Tables of ranks, whose columns are joined without a table for each rank."""
+    """The tables of some ranks; a column of all is joined without making each rank's table."""
 
     def __init__(self, rows: Sequence[RankRows]) -> None:
-        """``rows``: those of each rank."""
+        """``rows``: the rows of each rank."""
         self._rows = rows
 
     def __len__(self) -> int:
@@ -96,9 +97,9 @@ class RankTables(Sequence[Any]):
 
     @cached_property
     def _pieces(self) -> list[tuple[Any, slice]]:
-        """Tables of several ranks and slices of them, which one after the other give all rows.
+        """Tables of several ranks, each with a slice of its rows; joined, the slices are all rows.
 
-        Ranks that follow one another both here and in such a table share a slice.
+        Ranks that follow one another both in this sequence and in one table share a slice.
         """
         pieces: list[tuple[Any, slice]] = []
         whole, begin, end = None, 0, 0
@@ -140,7 +141,7 @@ def lengths_of(tables: Sequence[Any]) -> list[int]:
 
 
 def firsts_of(tables: Sequence[Any]) -> Ints:
-    """Returns ``first`` of the tables of ranks."""
+    """Returns the first row of each rank, then the number of all rows, of the tables of ranks."""
     return firsts(lengths_of(tables))
 
 
@@ -168,7 +169,8 @@ class RankTimes:
         Times of a rank before ``begin_ns`` count as equal, and so do times after ``until_ns``.
         """
         self._begin_ns = begin_ns
-        # The limit matters only for damaged traces, in which times are farther apart.
+        # The limit, 53 days for 1000 ranks, keeps the sum of all lengths below 2**63, even if times
+        # of damaged traces are years apart.
         self._length_ns = np.minimum(until_ns - begin_ns, _MOST_NS // max(1, len(begin_ns)))
         self._base = firsts(self._length_ns + 4)[:-1]
 

@@ -137,7 +137,10 @@ class TraceContent:
 
     @property
     def is_open(self) -> bool:
-        """True if rings may hold further records: the trace was neither closed nor salvaged."""
+        """True if rings may hold further records: the trace was neither closed nor salvaged.
+
+        See :func:`salvage`.
+        """
         return not self.complete and not self.salvaged
 
 
@@ -151,7 +154,7 @@ class _File:
     end: int
     metadata: dict[str, Any]
     content: TraceContent
-    #: None if the file was closed or salvaged: the rings then hold nothing further.
+    #: None if the trace was closed or salvaged (:func:`salvage`): rings then hold nothing further.
     rings: RingContent | None = None
 
 
@@ -390,7 +393,7 @@ def salvage_dead(directory: Path) -> None:
         if is_named_as_trace(name)
     ]
     for path, metadata in zip(paths, first_metadata_of(paths), strict=True):
-        # the report names the problem of a trace that cannot be read
+        # A trace that cannot be read is skipped here; the report names its problem.
         if isinstance(metadata, dict) and metadata["ring_prefix"]:
             with suppress(OSError, TraceError):
                 if has_rings(metadata["ring_prefix"]) and state_of(metadata) is State.GONE:

@@ -1,7 +1,7 @@
 """What another profiler's recording of one rank holds.
 
-A recording is evidence only of what it holds: whatever was not recorded is not known, and may have
-happened or not. Before a figure is computed or a conclusion drawn, these facts are checked.
+A recording is evidence only of what it holds. Whatever was not recorded is not known: it may or
+may not have happened. Before a figure is computed or a conclusion drawn, these facts are checked.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Recorded:
     #: True where the root was recorded.
     root: Mask
     #: Phase in which the host launched each collective, if kernels of a device were recorded;
-    #: ``Phase.OTHER`` if the phase is not known. None for recordings of the host, because there the
-    #: phases contain the calls.
+    #: ``Phase.OTHER`` if the phase is not known. None for recordings of the host only: there, the
+    #: time of a call tells its phase.
     phase: npt.NDArray[np.int64] | None = None
     #: True if the script's profiler or an optimizer's updates mark the steps. False if repeating
     #: calls, or the whole recording, count as steps: such a step may be a part of a real step, or

@@ -70,7 +70,7 @@ def last_attempt(directory: Path) -> dict[int, Path]:
 
 
 def stem_of(rank: int, attempt: int) -> str:
-    """Returns the first part of the file name that all files of a rank share."""
+    """Returns the beginning that the names of all files of a rank in an attempt share."""
     return f"rank_{rank}" if attempt == 0 else f"rank_{rank}.attempt_{attempt}"
 
 
@@ -309,7 +309,10 @@ def _paused(trace: Trace) -> _Predicate | None:
 
 
 def _in_sync(trace: Trace) -> str:
-    """Returns a sentence on the comparison of models (``capture/sync_check.py``)."""
+    """Returns a sentence on the comparison of the ranks' models (``capture/sync_check.py``).
+
+    Empty if the models were not compared.
+    """
     sync_checks = trace.metadata.get("sync_checks")
     if not sync_checks:
         return ""
