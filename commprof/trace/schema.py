@@ -48,13 +48,14 @@ ELEMENT_BYTES: Final = {
 class Field(NamedTuple):
     """A field of one kind of record, from the table in ``csrc/core/record_fields.inc``."""
 
-    #: Member of the record that holds it, a name of ``RECORD_DTYPE``.
+    #: Name of the member of ``RECORD_DTYPE`` that holds the field.
     member: str
-    #: "moment", "operation", "pass", "pass_plus_one", "real" or "number", as that table explains.
+    #: "moment", "operation", "pass", "pass_plus_one", "real" or "number"; the comment at the
+    #: beginning of ``record_fields.inc`` explains them.
     content: str
 
 
-#: By kind: its fields besides ``timestamp_ns``, ``kind`` and ``thread``, by name.
+#: For each kind of record: its fields besides ``timestamp_ns``, ``kind`` and ``thread``, by name.
 FIELDS: Final[Mapping[Kind, Mapping[str, Field]]] = {
     kind: {
         name: Field(member, content)
@@ -84,8 +85,8 @@ def comes_before(seq: int, other: int) -> bool:
     return seq != other and (other - seq) % 2**32 < 2**31
 
 
-#: Three tuples of codes: of operations with a root, of messages, and of both kinds together. In
-#: these operations a rank may be done before another rank has arrived.
+#: Three tuples of operation codes: operations with a root, point-to-point operations, and both
+#: together. In these operations, a rank may be done before some other rank has arrived.
 ROOTED: Final = tuple(
     code for code, awaits in enumerate(codes.AWAITS) if awaits in ("tree", "ring", "root")
 )
@@ -99,7 +100,7 @@ REDUCE_OPS: Final = (
     *("sum", "avg", "product", "min", "max"),
     *("band", "bor", "bxor", "premul_sum"),
 )
-#: Stands for the index of a replay if the index is not known.
+#: Stands for the index of a CUDA graph's replay if the index is not known.
 NO_REPLAY: Final = 0xFFFFFFFF
 #: Value of ``reduce_op`` in recordings that do not name the reduction.
 UNKNOWN_REDUCE_OP: Final = 255

@@ -145,10 +145,10 @@ class Windows:
 def _reached(
     begin_ns: Ints, end_ns: Ints, amount: npt.NDArray[np.float64] | None
 ) -> Callable[[Ints], npt.NDArray[np.float64]]:
-    """Returns a function that gives the intervals' length or amount up to each moment."""
+    """Returns a function of moments: the intervals' total length or amount before each moment."""
     held = (end_ns - begin_ns).astype(np.float64) if amount is None else amount
     total = np.cumsum(held)
-    # Times count from the first time: a float cannot hold ns since 1970 exactly.
+    # Times are counted from the first interval's begin: a float cannot hold ns since 1970 exactly.
     since_ns = np.stack([begin_ns, end_ns], axis=1).ravel() - begin_ns[0]
     reached = np.stack([total - held, total], axis=1).ravel()
     return lambda moments_ns: np.interp(moments_ns - begin_ns[0], since_ns, reached)

@@ -104,9 +104,9 @@ class LastRank:
 
 @dataclass(frozen=True)
 class WaitedFor:
-    """Waiting time of the training thread, per interval of ``block_ns`` and rank waited for."""
+    """Waiting time of the training thread, by block of time and by the rank waited for."""
 
-    #: Length of a block; block 0 begins at time 0 of the clock.
+    #: Length of a block of time; block 0 begins at time 0 of the clock.
     block_ns: int
     #: ``[cell, 3]``: block, global rank, waiting time in ns.
     cells: Ints
@@ -116,7 +116,7 @@ class WaitedFor:
 class SummarisedLinks:
     """Connection of this rank's host with the other hosts of the job."""
 
-    #: 1 if the host's clock was compared with rank 0's, or is the same; else 0.
+    #: 1 if the host's clock was compared with rank 0's clock, or is rank 0's clock; else 0.
     clock: int
     #: Number of other hosts with which this host exchanges arrival times directly. Hosts pass
     #: arrival times along a tree; the next field is the number of other hosts in this host's tree.
@@ -153,16 +153,18 @@ class Summary:
     #: By ``schema.Phase``: time of the phase per step, without the exposed time in it.
     phases: tuple[Histogram, ...]
     #: Three numbers: of operations whose last rank is known, of operations whose last rank is not
-    #: known, and of steps whose waiting could therefore not be split.
+    #: known, and of steps whose exposed time could therefore not be split into the time before and
+    #: the time after the last rank's arrival.
     arrivals_known: int
     arrivals_unknown: int
     unsplit_steps: int
-    #: Bounds on the clock error of last arrivals, for collectives between hosts.
+    #: For collectives between hosts: bounds on the error of the last rank's arrival time that comes
+    #: from the comparison of the hosts' clocks.
     arrival_clock_error: Histogram
     hosts: SummarisedLinks
-    #: Exposed time per step before and after the arrival that ended the waiting. Not included are
-    #: the first step, the steps in ``unsplit_steps``, and steps of the last seconds, whose arrivals
-    #: may still come.
+    #: Two histograms of exposed time per step: before the last rank's arrival, and after it. Not
+    #: included are the first step, the steps in ``unsplit_steps``, and steps of the last seconds,
+    #: whose arrivals may still come.
     exposed_wait: Histogram
     exposed_transfer: Histogram
     last: tuple[LastRank, ...]
@@ -179,8 +181,8 @@ class Summary:
     #: single rank, which hosts do not send each other for such large groups. 0 in summaries of
     #: older versions.
     arrivals_unlisted: int = 0
-    #: Part of ``arrivals_known`` for which ranks of other hosts were not seen, so that an unseen
-    #: rank may have come last; 0 in summaries of older versions.
+    #: Part of ``arrivals_known``: operations in which some ranks of other hosts were not seen, so
+    #: that an unseen rank may have come last; 0 in summaries of older versions.
     arrivals_partial: int = 0
     #: Number of operations whose last rank is not in ``last`` (which holds the 1,024 costliest
     #: ranks), and the sum of the waits for these ranks; 0 in summaries of older versions.

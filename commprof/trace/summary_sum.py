@@ -26,12 +26,12 @@ from commprof.trace.summary import (
     merged_histogram,
 )
 
-#: Largest numbers in a sum: of blocks of time with waiting, of cells (each is the waiting for one
-#: rank in one block), and of ranks that were waited for.
+#: Three upper limits on ``waited_for`` in a sum: blocks of time with waiting; cells, each of which
+#: is the waiting for one rank in one block; and ranks that were waited for.
 _MOST_BLOCKS: Final = 128
 _MOST_CELLS: Final = 512
 _MOST_RANKS: Final = 512
-#: If there are more than ``_MOST_CELLS``, only this many ranks keep a cell for each block.
+#: If there are more than ``_MOST_CELLS`` cells, only this many ranks keep a cell for each block.
 _COSTLIEST: Final = 32
 #: Largest number of ranks in a sum that have figures on how often they came last.
 _MOST_LAST: Final = 64
@@ -103,7 +103,7 @@ def _links(summaries: Sequence[Summary]) -> SummarisedLinks:
 
 
 def _last(summaries: Sequence[Summary]) -> tuple[tuple[LastRank, ...], LastRank]:
-    """Returns the costliest of the ranks that came last, and the sum of the others as rank 0."""
+    """Returns the costliest of the ranks that came last, and the others' sum, with ``rank`` 0."""
     count: dict[int, int] = {}
     wait_ns: dict[int, int] = {}
     for summary in summaries:
@@ -121,11 +121,11 @@ def summed_waits(parts: Sequence[WaitedFor]) -> WaitedFor:
     """Adds up waiting by block and rank, in few cells.
 
     A cell is the waiting for one rank in one block of time. If there are more than ``_MOST_CELLS``,
-    only the ranks that were waited for longest keep a cell for each block, because the test of a
-    late rank against chance needs blocks. Each other rank gets one cell, in the block in which it
-    was waited for longest; ranks past the first ``_MOST_RANKS`` are left out. Then neighbouring
-    blocks are joined until the ranks that kept their blocks have at most ``_MOST_CELLS`` cells, and
-    all cells are in at most ``_MOST_BLOCKS`` blocks.
+    only the ranks that were waited for longest keep a cell for each block, because the test whether
+    a rank is late only by chance needs the waiting by block. Each other rank gets one cell, in the
+    block in which it was waited for longest; ranks past the first ``_MOST_RANKS`` are left out.
+    Then neighbouring blocks are joined until the ranks that kept their blocks have at most
+    ``_MOST_CELLS`` cells, and all cells are in at most ``_MOST_BLOCKS`` blocks.
     """
     block_ns = max(part.block_ns for part in parts)
     blocks = [part.cells[:, 0] * part.block_ns // block_ns for part in parts]
@@ -194,7 +194,9 @@ def _joined(key: tuple[int, int, int], parts: Sequence[OperationSummary]) -> Ope
 
 
 def shortened(summary: Summary, most: int) -> Summary:
-    """Returns a sum that keeps ``most`` entries of operations, and adds up the others by operation.
+    """Keeps a sum's first ``most`` entries of operations; adds up the others by operation.
+
+    Returns the result as a new summary.
 
     Operations that are added up count in ``moved``, as in a rank's own summary. If more than twice
     ``most`` entries result, those with the least total time become one entry of operation 0.

@@ -187,15 +187,15 @@ def _interval(found: Interval | None, scale: float, digits: int, unit: str = "")
     return f"{value}{unit} [{low}, {high}]"
 
 
-#: Columns on the one screen, by the first line of their headers. If the table is too wide, the last
-#: columns are dropped.
+#: Columns of the one-screen report, by the first line of their headers. If the table is too wide,
+#: its last columns are dropped.
 _COLUMNS = ("candidate", "step", "over none", "pays below")
-#: Largest number of lines of prose on the one screen; the full report has the rest.
+#: Largest number of lines of prose in the one-screen report; the full report has the rest.
 _MOST_SENTENCES = 9
 
 
 def render_screen(trial: TrialResult, description: str, all_command: str, remarks: int = 0) -> str:
-    """Renders at most 24 lines of 80 columns.
+    """Renders a trial on one screen: at most 24 lines of 80 columns.
 
     Args:
         trial: result of the trial.
@@ -246,7 +246,7 @@ class TrialReport:
         return candidate_rows(self.trial)
 
     def screen(self, description: str, all_command: str, caveats: int) -> str:
-        """Renders at most 24 lines of 80 columns."""
+        """Renders the trial on one screen: at most 24 lines of 80 columns."""
         return render_screen(self.trial, description, all_command, caveats)
 
     def text(self, description: str, width: int, caveats: list[str], tables: int | None) -> str:

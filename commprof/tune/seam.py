@@ -18,8 +18,8 @@ OVERVIEW = ""
 _RUN_HELP = """\
 Gradient compressors, as --hook NAME or --hook NAME:option=value,option=value:
 {compressors}
-  commprof run --nproc 2 --hook int8                the transformer, int8 gradients
-  commprof run --nproc 2 --hook topk:ratio=0.001 train.py      the same for a script
+  commprof run --nproc 2 --hook int8                transformer, int8 gradients
+  commprof run --nproc 2 --hook topk:ratio=0.001 train.py      your own script, top-k gradients
 All compressors take measure_every=N. All but "none" and "hierarchical" also take feedback=0|1,
 start_step=N, checksum=0|1, hierarchical=0|1. See docs/compressors.md.
 

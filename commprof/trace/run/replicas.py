@@ -2,9 +2,10 @@
 
 Libraries that survive failures, such as torchft, train the same model in several replicas. Each
 replica has a launcher of its own, and so records as a job of its own, into another ``job_N`` of the
-same directory. A process that is killed and started again leaves one more ``job_N``. Jobs trained
-together if they share a group that the replicas made themselves (``Group.token``). The replicas'
-ranks, one replica after the other, become the ranks of the world.
+same directory. A process that is killed and started again leaves one more ``job_N``. Two jobs
+count as trained together if they share a process group that the replicas made themselves; such a
+group has a ``Group.token``. The replicas' ranks, one replica after the other, become the ranks of
+the world.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class Replicas:
 
     #: Sorted by replica, then by time.
     lives: tuple[Life, ...]
-    #: Traces of the lives in the world, by rank in the world. Rank, world size, groups and the
-    #: numbers of steps are those of the world.
+    #: Traces of the lives in the world, by rank in the world. The rank, world size, groups and step
+    #: numbers in each trace are those of the world, not those of the replica.
     traces: dict[int, Trace]
 
 
@@ -100,7 +101,7 @@ def _read_once(
     """
     starts: dict[_Start, dict[int, Trace]] = {}
     for path, attempt in found:
-        with suppress(TraceError, OSError):  # a report on that job alone gives the reason
+        with suppress(TraceError, OSError):  # a report on its job alone says why it is unreadable
             trace = read_trace(path)
             starts.setdefault((path.parent, attempt), {})[trace.rank] = trace
     lives = _together(starts)
@@ -114,7 +115,7 @@ def _read_once(
 
 
 def _told_life(chain: Sequence[Life], lives: Sequence[Life]) -> Life:
-    """Returns a replica's last life that communicated with another replica; else its last life."""
+    """Returns a replica's last life that communicated with another; if none did, its last life."""
     others = {key for life in lives if life not in chain for key in _calls(life)}
     return next((life for life in reversed(chain) if _calls(life) & others), chain[-1])
 
@@ -128,7 +129,7 @@ _Start: TypeAlias = "tuple[Path, int]"
 
 
 def _together(starts: dict[_Start, dict[int, Trace]]) -> list[Life]:
-    """Returns the first directory's starts, and starts that trained with these, even indirectly."""
+    """Returns the first directory's lives, and lives that trained with them, even indirectly."""
     tokens = {
         start: {g.token for trace in traces.values() for g in trace.groups.values() if g.token}
         for start, traces in starts.items()
@@ -160,8 +161,8 @@ def _chains(lives: Sequence[Life]) -> list[list[Life]]:
 
     The replicas are in the order of their ranks in the group that they share.
 
-    A life continues a replica that has ended before and has the same name or, where names are not
-    known, the same rank in its groups.
+    A life belongs to the replica of an earlier life that has ended by then, if both lives have the
+    same name or, if a name is not known, the same place in their largest group (see ``_place``).
     """
     chains: list[list[Life]] = []
     for life in sorted(lives, key=lambda life_of: life_of.begin_s):
@@ -243,7 +244,10 @@ def _pairs(found: Sequence[dict[tuple[str, int], int]]) -> list[tuple[int, int]]
 
 
 def _steps_of_calls(trace: Trace) -> dict[tuple[str, int], int]:
-    """Returns the step in which each call of a group with a token was issued, by token and seq."""
+    """Returns in which step each collective between replicas was issued.
+
+    The keys are the token of the group and the sequence number of the collective.
+    """
     steps, table = columns.steps(trace), columns.collectives(trace)
     row = row_containing(steps.begin_ns, steps.end_ns, table.issue_ns)
     tokens = {group.id: group.token for group in trace.groups.values() if group.token}

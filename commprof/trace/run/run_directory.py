@@ -88,7 +88,7 @@ STRATEGIES = "strategies"
 
 @dataclass(frozen=True)
 class WorldRun:
-    """Files of one world size of a run; ``results`` and ``traces`` lack ranks without a file."""
+    """Files of one world size of a run; ranks without a file are not in ``results``, ``traces``."""
 
     world_size: int
     directory: Path
@@ -272,7 +272,7 @@ def run_of(directory: Path, world_size: int) -> Path:
 def traced_in(run: Path, world_size: int) -> Path:
     """Returns the directory that holds the traces of one world size of a run."""
     directory = world_directory(run, world_size)
-    return directory if directory.is_dir() else run  # ``run`` holds only traces
+    return directory if directory.is_dir() else run  # else the traces are in ``run`` itself
 
 
 def _launched(endings: Endings | None, number: int) -> LaunchedAttempt | None:
@@ -281,7 +281,11 @@ def _launched(endings: Endings | None, number: int) -> LaunchedAttempt | None:
 
 
 def about_file(rank: int, text: str, path: Path) -> tuple[int, str, str]:
-    """Returns the rank, ``text`` about its file, and the same text about such files of any rank."""
+    """Returns the rank, ``text``, and ``text`` for several ranks; see :func:`clauses`.
+
+    ``text`` is about the rank's file ``path``. For several ranks, ``rank_3.`` in the file's name,
+    for example, becomes ``rank_N.``.
+    """
     name = path.name.replace(f"rank_{rank}.", "rank_N.", 1)
     return rank, text, text.replace(str(path), str(path.with_name(name)))
 
@@ -346,7 +350,7 @@ def _context_of_traces(run: Path) -> dict[str, Any]:
 
 
 def _lives(run: Path, replicas: Replicas) -> list[dict[str, Any]]:
-    """Describes each life of each replica, for reports and their JSON.
+    """Describes each life (one start) of each replica, for reports and their JSON.
 
     Times count from the begin of the first life.
 

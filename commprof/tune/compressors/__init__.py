@@ -117,7 +117,7 @@ def hierarchical(*, measure_every: int = 0) -> Compressor:
 
 
 def __getattr__(name: str) -> Callable[..., Compressor]:
-    """Makes a function for a scheme that has none above; it takes all options by name."""
+    """Returns a function for a scheme without a function above; it takes all options by name."""
     if name not in SCHEMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

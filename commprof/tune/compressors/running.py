@@ -92,9 +92,9 @@ class Running:
         #: number, is what they add to the gradients' mean.
         self.residual_ranks = self.world_size
         #: True if this rank takes the residuals when a state from ``merge_states`` is loaded. With
-        #: ``hierarchical=1`` only one rank of each host takes them. It hands a parameter's residual
-        #: over to the rank that exchanges the parameter, in the first step in which its own
-        #: gradient of the parameter is not zero.
+        #: ``hierarchical=1`` only one rank of each host takes them. That rank hands a parameter's
+        #: residual over to the rank that exchanges the parameter, in the first step in which the
+        #: former rank's own gradient of the parameter is not zero.
         self.keeps_merged = True
         if not groups.native:
             self.engine: Any = TorchOps(model_group, parameters, compressor)
@@ -181,7 +181,7 @@ def require_agreement(
     labels, digests = zip(*_of_all_ranks(group, (compressor.label, digest)), strict=True)
     if len(set(labels)) > 1:
         _refuse("compressor", group.rank(), labels)
-    if len(set(digests)) > 1:  # true on all ranks or on none, so that all gather once more
+    if len(set(digests)) > 1:  # the same on all ranks: all gather once more, or none
         models = _of_all_ranks(group, found)
         row = next(i for i, at in enumerate(zip_longest(*models)) if len(set(at)) > 1)
         _refuse(

@@ -30,7 +30,7 @@ SCHEMES: Final = (
 #: minimum, maximum, default, True if only whole numbers are allowed, meaning.
 OPTIONS: Final = (
     ("TopK", "ratio", 1e-09, 1, 0.01, False, "fraction of the values to send"),
-    ("PowerSgd", "rank", 1, 16, 4, True, "columns of the factors that are sent"),
+    ("PowerSgd", "rank", 1, 16, 4, True, "number of columns of each factor"),
     (
         "None",
         "feedback",

@@ -21,14 +21,14 @@ _BITS = 8.0
 class BreakEvenCosts:
     """A candidate's costs per step, one value per round: times in ns; bytes per rank."""
 
-    #: Number of bytes sent with the baseline; the next field is that with the candidate.
+    #: Bytes sent with the baseline, and, in the next field, bytes sent with the candidate.
     plain_bytes: Floats
     wire_bytes: Floats
     #: Time of encode, reduce and decode, which lengthens the chain of communication.
     coding_ns: Floats
     #: Step time without waiting for communication: the candidate's minus the baseline's.
     slowdown_ns: Floats
-    #: Communication that the baseline hides under the training thread's work.
+    #: Time of the baseline's communication during which the training thread worked.
     hidden_ns: Floats
 
 

@@ -74,7 +74,7 @@ enum class SchemeCode : uint8_t {
 // numbers only, meaning). Options of None apply to all compressing schemes.
 #define COMMPROF_SCHEME_OPTIONS(X)                                            \
   X(TopK, "ratio", 1e-9, 1, 0.01, false, "fraction of the values to send")    \
-  X(PowerSgd, "rank", 1, 16, 4, true, "columns of the factors that are sent") \
+  X(PowerSgd, "rank", 1, 16, 4, true, "number of columns of each factor")     \
   X(None,                                                                     \
     "feedback",                                                               \
     0,                                                                        \

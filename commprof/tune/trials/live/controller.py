@@ -252,8 +252,8 @@ class Trial:
         """Returns the candidates that take no part in the trial: label -> reason.
 
         A candidate of DDP models takes no part if one of these models cannot use it, or if there
-        are only FSDP2 models. For a candidate of FSDP2 models, the reverse holds. All ranks get the
-        same result.
+        are only FSDP2 models. A candidate of FSDP2 models takes no part if one of these models
+        cannot use it, or if there are only DDP models. All ranks get the same result.
         """
         found = {}
         for candidate in self._plan.candidates:

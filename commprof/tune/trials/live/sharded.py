@@ -224,8 +224,8 @@ class ShardedModel:
         return self._scatter_groups[ranks]
 
     def _reduce_in(self, group: Any, dtype: torch.dtype) -> None:
-        # A group and its parameters hold types that FSDP2 derived from the policy, so a change of
-        # the policy alone has no effect.
+        # A group and its parameters hold types that FSDP2 derived from the mixed-precision policy,
+        # so a change of the policy alone has no effect.
         self._undo.append(lambda: _follow_policy(group))
         for owner in _owners_of_policy(group):
             self._put(owner, "mp_policy", dataclasses.replace(owner.mp_policy, reduce_dtype=dtype))
@@ -240,7 +240,8 @@ class ShardedModel:
                 self._put(state, name, order[position + 1 : position + 1 + depth])
         for group in self._groups:
             if group.device.type == "cpu":
-                # Without streams, torch gathers in the training thread, even prefetched groups.
+                # A CPU has no streams: unless this is set, the training thread waits for each
+                # gather at once, even if torch prefetches the group.
                 self._put(group, "unshard_async_op", True)
 
     def _exchange_nothing(self, group: Any) -> None:

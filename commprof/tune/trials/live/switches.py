@@ -291,8 +291,8 @@ def _compressor(text: str, measure_every: int) -> Compressor:
     """Makes the compressor that ``text`` names, without residuals of earlier blocks.
 
     It compresses from the block's first step on: ``start_step`` counts the steps of a run, and is
-    left out. The argument ``measure_every`` applies if ``text`` does not set that option. With the
-    block's length, the error is measured in the block's first step only; with 0, never.
+    left out. The argument ``measure_every`` applies if ``text`` does not set that option. If it is
+    the block's length, the error is measured in the block's first step only; if it is 0, never.
     """
     made = parse(text)
     options = {name: value for name, value in made.options.items() if name != "start_step"}
