@@ -194,10 +194,12 @@ KERNEL_THREADS = Variable(
 )
 SOCKETS = _choice(
     "COMMPROF_SOCKETS",
-    "whether compressors send messages over TCP connections of commprof; off: over gloo",
+    "whether compressors send messages over commprof's own TCP connections; off: over gloo",
     *("on", "off"),
 )
-HOST = Variable("COMMPROF_HOST", "name of this rank's host for the backend `commprof`", "any name")
+HOST = Variable(
+    "COMMPROF_HOST", "name of this rank's host for the process-group backend `commprof`", "any name"
+)
 CHECK_TIMEOUT_S = Variable(
     "COMMPROF_CHECK_TIMEOUT_S",
     "longest time that a rank of `commprof check` waits for another, in seconds",
@@ -206,7 +208,9 @@ CHECK_TIMEOUT_S = Variable(
     60.0,
 )
 CPUS = Variable(
-    "COMMPROF_CPUS", "set by `commprof run`: CPUs by local rank", "such as 0-1/2,3 for two ranks"
+    "COMMPROF_CPUS",
+    "set by `commprof run`: CPUs of each local rank",
+    "such as 0-1/2,3 for two ranks",
 )
 PTRACER = Variable(
     "COMMPROF_PTRACER",

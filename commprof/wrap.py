@@ -41,8 +41,8 @@ def main() -> None:
     try:
         _become_script()
     except SystemExit as error:
-        # Exit handlers do not see SystemExit: without this note, a failed rank would seem to have
-        # finished.
+        # Exit handlers do not see SystemExit. Without the call of exits(), a failed rank would seem
+        # to have finished.
         ending = sys.modules.get("commprof.capture.ending")
         if ending is not None:
             ending.exits(error)

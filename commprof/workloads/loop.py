@@ -66,7 +66,7 @@ class StepRecorder(Protocol):
 
 @dataclass(frozen=True)
 class LabelledStep:
-    """One of the steps after training that measure the cost of capture."""
+    """One of the steps that are run after training, to measure the cost of capture."""
 
     label: str
     """State of capture, as in `overhead_states`."""
@@ -89,7 +89,7 @@ class LoopResult:
     duration_ns: int
     """Time from the first step's start to the last step's end; `overhead` steps do not count."""
     overhead: list[LabelledStep]
-    """Steps after training that measure the cost of capture, in order; may be empty."""
+    """Steps that were run after training, in this order, to measure the cost of capture."""
 
     def average_loss(self, steps_per_epoch: int) -> float:
         """Returns the mean loss per sample over the last `steps_per_epoch` steps, or all if fewer.
@@ -115,16 +115,17 @@ def planned_steps(steps_per_epoch: int, steps: int | None, epochs: int | None) -
 
 
 def overhead_states(steps: int, lot: str) -> list[str]:
-    """Returns the state of capture in each of `steps` steps: "on", or off as "off_a" or "off_b".
+    """Returns the state of capture in each of `steps` steps: "on", "off_a" or "off_b".
 
-    Each on step forms a pair with an off step. The time of on steps divided by that of off steps
-    shows the cost of capture. "off_a" and "off_b" are the same state: the ratio of their times
-    shows how far such a ratio differs from 1 by chance. The order within each pair is drawn at
-    random, so that a rhythm in the step times favours neither state.
+    Each "on" step forms a pair with a step without capture. The time of the "on" steps divided by
+    that of the other steps shows the cost of capture. "off_a" and "off_b" both mean off: the ratio
+    of their times shows how far such a ratio differs from 1 by chance. The order within each pair
+    is drawn at random, so that a rhythm in the step times favours neither state.
 
     lot: seed of the draw, the same on all ranks.
     """
-    draw = random.Random(os.fsencode(lot))  # a path may not be UTF-8
+    # `lot` may contain an environment variable, whose bytes need not be UTF-8.
+    draw = random.Random(os.fsencode(lot))
     states: list[str] = []
     while len(states) < steps:
         for off in draw.sample(("off_a", "off_b"), 2):

@@ -80,7 +80,7 @@ def allowed(given: str, names: Sequence[str]) -> str:
 
 
 def flag(name: str) -> str:
-    """Returns the command-line option for a field, for messages."""
+    """Returns the command-line option of a field, as messages name it, such as `--clip-norm`."""
     return f"--{name.replace('_', '-')}"
 
 

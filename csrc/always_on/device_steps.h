@@ -15,7 +15,8 @@ namespace commprof {
 
 class WaitLedger;
 
-// Completion of a bucket, relative to the begin of the finalisation's window.
+// Completion of a bucket's collective, relative to the begin of the stretch in
+// which DDP waits for all buckets at the end of backward (the finalisation).
 struct BucketEnd {
   double end_ns;
   double size_bytes;
@@ -56,7 +57,7 @@ class DeviceSteps {
 
   const WaitLedger& ledger_;
   bool has_device_times_ = false;
-  uint32_t thread_ = 0; // the thread whose steps these are
+  uint32_t thread_ = 0; // thread of the newest step; replacements get it
   // Stream of the first phase other than data. Until there is such a phase:
   // stream of the first wait or phase.
   bool stream_known_ = false;

@@ -6,7 +6,7 @@ namespace commprof {
 
 namespace {
 
-constexpr size_t kMaxIssued = 1 << 14; // issues kept for a backward pass
+constexpr size_t kMaxIssued = 1 << 14; // largest size of issued_ns_
 
 Record endOfStep(uint64_t step, const Record& backward) {
   Record mark;

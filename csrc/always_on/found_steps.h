@@ -29,9 +29,10 @@ class FoundSteps {
   // `ledger` gets the waits of each step that counts.
   explicit FoundSteps(WaitLedger& ledger) : ledger_(ledger), marked_(&ledger) {}
 
-  // Like StepSummary::take(). In a loop without marks, take the issues of a
-  // backward pass before the pass itself. Otherwise the pass does not count as
-  // one that communicated, and two steps become one.
+  // Like StepSummary::take(). In a loop without marks, take the records of the
+  // operations issued in a backward pass before the record of the pass itself.
+  // Otherwise the pass does not count as one that communicated, and two steps
+  // become one.
   void take(const Record& record);
   // Does not count the open step: some of its records were not made.
   void forgetOpenStep();
@@ -54,7 +55,8 @@ class FoundSteps {
   Record begin_; // the last mark that ends no step; kind kNone before any
   uint32_t thread_ = 0; // thread of the steps; 0 before the first step
   uint64_t backwards_ = 0; // backward passes that communicated
-  std::vector<uint64_t> issued_ns_; // issues in backward passes that still run
+  // Issue times of operations in backward passes that still run.
+  std::vector<uint64_t> issued_ns_;
 };
 
 } // namespace commprof

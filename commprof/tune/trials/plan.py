@@ -78,7 +78,7 @@ SETTLE_STEPS = 3
 class TrialPlan:
     """A trial's candidates, rounds and block lengths, as ``parse_trial`` reads them."""
 
-    #: Candidates that the user named, without ``none``, ``none again`` and ``noop``.
+    #: Candidates that the user named; the trial adds ``none``, ``none again`` and ``noop`` itself.
     candidates: tuple[Candidate, ...]
     #: Number of rounds, each with one block per candidate.
     rounds: int = 8
@@ -88,7 +88,7 @@ class TrialPlan:
     warmup: int = 2
     #: Seed from which the order of the blocks is drawn.
     shuffle: int = 0
-    #: 1 if ``noop`` takes part, to measure the best possible gain; else 0.
+    #: 1 if ``noop`` takes part; it exchanges nothing, and so shows the best possible gain. Else 0.
     headroom: int = 1
 
     @property

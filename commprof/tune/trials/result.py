@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from commprof.stats.intervals import Interval
 
-#: Fraction by which steps may be shorter in the second half of a settled block than in the first.
+#: A candidate counts as settled if steps in the second half of a block are shorter than in the
+#: first half by at most this fraction.
 _SETTLED = 0.02
 
 
@@ -14,7 +15,7 @@ _SETTLED = 0.02
 class BreakEven:
     """Bandwidth of a rank's link below which a candidate makes a step shorter."""
 
-    #: "below", "never" or "always".
+    #: When the candidate makes a step shorter: "below" the bandwidth, "never" or "always".
     pays: str
     #: For "below" the bandwidth with its interval, which may reach infinity; else None.
     gbit_per_s: Interval | None
@@ -45,7 +46,8 @@ class CandidateResult:
     techniques: int
     #: True if training with the candidate gives the same bits as training without it.
     exact: bool
-    #: True if gradients change by more than the order of summation, even if this was not measured.
+    #: True if gradients change in other ways than by the order of summation, even if the change was
+    #: not measured.
     compresses: bool
     #: Typical step on the slowest rank: Hodges-Lehmann estimate over the rounds, computed from the
     #: logarithms of their steps; see ``stats.intervals.center``.
@@ -74,10 +76,11 @@ class CandidateResult:
     #: by size. NaN if not measured, as without a compressor.
     relative_error: float
     cosine: float
-    #: Difference of the block's loss from the baseline's loss, divided by the baseline's loss; None
-    #: if unknown.
+    #: Loss in the candidate's blocks minus loss in the baseline's blocks, divided by the latter;
+    #: None if unknown.
     loss_effect: Interval | None
-    #: Share of the communication overhead (none's step minus noop's) that the candidate saves.
+    #: Share of the communication overhead that the candidate saves. The overhead is the
+    #: step time of ``none`` minus that of ``noop``, which exchanges nothing.
     overhead_reduction: Interval | None
     break_even: BreakEven | None
     #: Reason for a missing break-even; None for other roles than "candidate", and for
@@ -133,9 +136,10 @@ class TrialVerdict:
     sentences: tuple[str, ...]
     #: Command or code that applies ``choice``; empty unless ``answer`` is "use".
     apply: str
-    #: Label of the fastest winner; empty unless ``answer`` is "use".
+    #: Label of the fastest winner. Winners are the candidates that have a measurable gain and may
+    #: be recommended. Empty unless ``answer`` is "use".
     fastest: str = ""
-    #: Labels of the fastest winner, and of winners that do not differ measurably from it.
+    #: Labels of ``fastest``, and of the winners that do not differ measurably from it.
     #: ``choice`` is one of them.
     equals: tuple[str, ...] = ()
 

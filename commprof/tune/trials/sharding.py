@@ -47,7 +47,7 @@ class ShardingSetting:
     reshard: bool | None = None
     #: Number of groups of parameters that are gathered before they are needed.
     prefetch: int | None = None
-    #: One of DTYPES.
+    #: Type in which gradients are reduced, a key of DTYPES.
     reduce_dtype: str = ""
     #: True if gradients are reduced in another group than that of the gathers.
     own_scatter_group: bool = False

@@ -127,7 +127,10 @@ def apply(candidate: Candidate, setting: TrialSetting) -> str:
 
 
 def _in_script(candidate: Candidate) -> str:
-    """Returns code for the script, for bucket settings that no option of commprof applies."""
+    """Returns code for the training script that applies bucket settings and any compressor.
+
+    No option of commprof applies these bucket settings.
+    """
     hook = _in_code(candidate.compressor, "")
     return "; and ".join(filter(None, (f"in the script: {candidate.buckets.code}", hook)))
 
@@ -251,7 +254,10 @@ def _tied(
 
 
 def _damage(result: CandidateResult) -> tuple[float, bool]:
-    """Sort key: gradient error (0 if uncompressed, infinite if unmeasured), then changed bits."""
+    """Sort key: the gradients' relative error, then whether the result's bits change.
+
+    The error is 0 if gradients are not compressed, and infinite if it was not measured.
+    """
     error = result.relative_error
     if math.isnan(error):
         error = math.inf if result.compresses else 0.0
@@ -278,7 +284,7 @@ def _nothing_wins(results: Sequence[CandidateResult], chance: float) -> str:
 
 
 def _barred(results: Sequence[CandidateResult], chance: float) -> list[str]:
-    """Describes the winners that are not recommended, with the reason."""
+    """Describes the candidates with a measurable gain that are never recommended, and says why."""
     return [
         f"{result.label} saves {_percent(result.gain)} of a step, and is not recommended: "
         f"{result.barred}."
@@ -338,8 +344,9 @@ def _price(choice: CandidateResult) -> str:
     if effect is None:
         return sentence + "The effect on the loss was not measured: compare whole training runs."
     return sentence + (
-        f"A block's loss differed from that with `none` by {effect.value:+.2%} [{effect.low:+.2%}, "
-        f"{effect.high:+.2%}]; a block is too short to show convergence: compare whole runs."
+        f"The loss in its blocks differed from the loss with `none` by {effect.value:+.2%} "
+        f"[{effect.low:+.2%}, {effect.high:+.2%}]; a block is too short to show convergence: "
+        "compare whole runs."
     )
 
 

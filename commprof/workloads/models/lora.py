@@ -200,7 +200,8 @@ def _base_model(options: LoraOptions) -> nn.Module:
         max_position_embeddings=max(4096, options.sequence),
         use_cache=False,
     )
-    # The model is created in bf16: a cast to bf16 would temporarily need three times the memory.
+    # With base=bf16 the model is created in bf16: a later cast from fp32 would temporarily need
+    # three times the memory.
     with _default_dtype(torch.bfloat16 if options.base == "bf16" else torch.float32):
         model: nn.Module = MistralForCausalLM(config)
     return model

@@ -45,9 +45,9 @@ class ResnetOptions:
 class _BatchNorm(nn.BatchNorm2d):
     """Batch norm with weights and statistics in fp32, as under torch.autocast.
 
-    FSDP gathers the weights in 16 bits and leaves the running statistics in fp32. Torch's batch
-    norm refuses this mixture. With weights and statistics in 16 bits, it would also round each
-    batch's mean and deviation.
+    If the precision is bf16 or fp16, FSDP gathers the weights in 16 bits and leaves the running
+    statistics in fp32. Torch's batch norm refuses this mixture. If both were in 16 bits, torch
+    would also round each batch's mean and deviation.
     """
 
     def forward(self, features: Tensor) -> Tensor:
@@ -181,7 +181,7 @@ class Resnet50:
         )
 
     def build(self, shard: Shard) -> Trainee:
-        """Builds model and data of one rank; equal weights and data set on every rank."""
+        """Builds one rank's model and data; weights and data set are the same on all ranks."""
         return _ResnetTrainee(self.options, self._images, shard)
 
 

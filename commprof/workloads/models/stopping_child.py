@@ -1,7 +1,7 @@
-"""Program that stops its parent process once per line of standard input, for the line's time in ns.
+"""Program that stops its parent process for a time, once per line of standard input.
 
-The program ends when its parent ends. It is run as a script by its path, and imports only the
-standard library, so that it starts quickly.
+Each line holds the time in ns. The program ends when its parent ends. It is run as a script by its
+path, and imports only the standard library, so that it starts quickly.
 """
 
 from __future__ import annotations

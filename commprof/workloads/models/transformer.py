@@ -99,7 +99,7 @@ class Transformer(OfSamples):
         return {}
 
     def build(self, shard: Shard) -> Trainee:
-        """Builds model and data of one rank; equal weights and data set on every rank."""
+        """Builds one rank's model and data; weights and data set are the same on all ranks."""
         return _TransformerTrainee(self.options, shard)
 
 

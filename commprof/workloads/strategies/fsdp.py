@@ -43,7 +43,7 @@ class FsdpOptions:
 
 
 class Fsdp:
-    """Strategy of torch.distributed.fsdp.fully_shard on the model's blocks and on the model."""
+    """Strategy that applies torch.distributed.fsdp.fully_shard to each unit, then to the model."""
 
     name: ClassVar[str] = "fsdp"
     options_type: ClassVar[type[Any]] = FsdpOptions
@@ -106,7 +106,7 @@ class Fsdp:
         return nullcontext()
 
     def clip(self, model: nn.Module, largest_norm: float) -> None:
-        """Clips by the norm over all ranks' parts, which needs one small all-reduce."""
+        """Clips gradients by their norm over all ranks' parts, which needs one small all-reduce."""
         parameters = theory.trained(model)
         gradients = [p.grad for p in parameters if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)

@@ -1,4 +1,4 @@
-"""Strategy `hsdp`: sharded within groups of ranks, replicated between them (hybrid sharding)."""
+"""Strategy `hsdp` (hybrid sharding): each group of ranks holds one copy of the model, in shards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class HsdpOptions(FsdpOptions):
 
 
 class Hsdp(Fsdp):
-    """Strategy of torch.distributed.fsdp.fully_shard on a mesh of replicas and shards."""
+    """Strategy that applies torch's fully_shard with a mesh of replicas and shards."""
 
     name: ClassVar[str] = "hsdp"
     options_type: ClassVar[type[Any]] = HsdpOptions

@@ -21,10 +21,11 @@ uint32_t lowBits(uint32_t place, int count) noexcept {
   return place & ((uint32_t(1) << count) - 1);
 }
 
-// True if `place` needs `other` in gloo's binomial tree. The parent of a place
-// is the place whose number is the same without its highest set bit. A place
-// receives from its parent, so it needs every place above it. It also waits for
-// its children, to which it sends.
+// True if, in gloo's binomial tree, the rank at `place` cannot be done before
+// the rank at `other` has arrived. The parent of a place is the place whose
+// number is the same without its highest set bit. A rank receives from its
+// parent, so it waits for all ranks above it. It also waits for its children,
+// to which it sends.
 bool needsInTree(uint32_t place, uint32_t other) noexcept {
   const bool is_above = lowBits(place, std::bit_width(other)) == other;
   const bool is_child =
@@ -77,7 +78,8 @@ static_assert(Word::is_always_lock_free && sizeof(Word) == 8);
 // round: 1 for the first use of the slots, 2 for the second, and so on.
 constexpr uint32_t kTimeBits = 45;
 constexpr uint64_t kTimeMask = (uint64_t(1) << kTimeBits) - 1;
-constexpr uint64_t kNoRoom = 1; // an offset at which nothing begins
+// Stands for "no room" in place of an offset; nothing begins at offset 1.
+constexpr uint64_t kNoRoom = 1;
 
 // Rounds are counted modulo this number. In a group with kSlots slots, rounds
 // and sequence numbers wrap around at the same time. In a group with fewer
@@ -140,7 +142,7 @@ struct Checked {
 struct ListedTable {
   static constexpr size_t kWays = 4; // places of a set; the oldest is reused
   static constexpr size_t kSets = 1 << 13;
-  Checked places[kSets][kWays]; // time and global rank
+  Checked places[kSets][kWays]; // words: time of arrival, global rank
 
   static uint64_t hashOf(uint64_t key, uint32_t seq, uint32_t rank) noexcept {
     Fnv1a hash;
@@ -182,7 +184,7 @@ using board_memory::ListedTable;
 
 struct ArrivalBoard::Place {
   Word key; // 0: free
-  Word shape; // ranks of the group, and slots
+  Word shape; // number of the group's ranks, and number of its slots
   // Offset of the last arrivals; 0: none yet; kNoRoom: there was no room for
   // them.
   Word lasts;
@@ -289,11 +291,11 @@ std::unique_ptr<ArrivalBoard> ArrivalBoard::create(
     uint32_t local_ranks) {
   const int fd = memfd_create("commprof-arrivals", MFD_CLOEXEC);
   if (fd < 0 || ftruncate(fd, off_t(kBytes)) != 0) {
-    fail(fd, "cannot make the memory for arrivals");
+    fail(fd, "cannot make shared memory for the arrival times of ranks");
   }
   void* memory = mapShared(fd);
   if (memory == MAP_FAILED) {
-    fail(fd, "cannot make the memory for arrivals");
+    fail(fd, "cannot make shared memory for the arrival times of ranks");
   }
   auto* header = static_cast<Header*>(memory); // new memory is zero
   header->used_bytes.store((sizeof(Header) + 63) / 64 * 64);
@@ -313,7 +315,7 @@ std::unique_ptr<ArrivalBoard> ArrivalBoard::open(
   // Another process may have the pid by now: check before reading.
   if (!S_ISREG(found.st_mode) || found.st_size != off_t(kBytes)) {
     close(fd);
-    throw std::invalid_argument(path + " holds no arrivals");
+    throw std::invalid_argument(path + " holds no arrival times of ranks");
   }
   void* memory = mapShared(fd);
   if (memory == MAP_FAILED) {
@@ -321,7 +323,8 @@ std::unique_ptr<ArrivalBoard> ArrivalBoard::open(
   }
   std::unique_ptr<ArrivalBoard> board(new ArrivalBoard(fd, memory));
   if (board->header_->token.load(std::memory_order_acquire) != token) {
-    throw std::invalid_argument(path + " holds the arrivals of another job");
+    throw std::invalid_argument(
+        path + " holds the arrival times of another job's ranks");
   }
   return board;
 }
@@ -554,7 +557,7 @@ ArrivalBoard::State ArrivalBoard::Group::last(
   const uint32_t size = place_->size();
   const uint64_t round = place_->roundOf(seq);
   // Read `lasts` before the columns. Then the loop below finds a column for
-  // each rank of this host whose arrival the carrier has taken into account.
+  // each rank of this host whose arrival was considered for `lasts`.
   const auto* lasts = inMemory<Checked>(board_->header_, place_->lasts.load());
   uint64_t who = 0;
   uint64_t error_ns = 0;

@@ -26,7 +26,7 @@ namespace commprof {
 // commprof/analysis/align/matching.py, which states reasons and measurements; a
 // test compares the two.
 
-// One operation as its rank issued it.
+// An operation as one rank issued it.
 struct Meaning {
   Op op = Op::kAllReduce;
   uint32_t root = 0; // rank in the group, if the operation has one
@@ -47,8 +47,8 @@ bool needs(
 // True if `rank` needs every other rank of the group.
 bool needsAll(const Meaning& meaning, uint32_t size, uint32_t rank) noexcept;
 
-// State of this host's carrier, and of its links to the carriers of other
-// hosts.
+// State of this host's carrier (hosts/arrival_carrier.h), and of its links to
+// the carriers of other hosts.
 struct HostLinks {
   bool clock_known = false; // true once compared with rank 0's clock
   int64_t clock_offset_ns = 0; // rank 0's clock minus this host's
@@ -136,7 +136,7 @@ class ArrivalBoard {
     uint64_t at_ns = 0;
     Kind kind = Kind::kAll;
   };
-  // The last arrival of a group, from the carrier.
+  // The last arrival of a group at a collective, as the carrier finds it.
   struct GroupLast {
     uint64_t at_ns = 0; // time by this host's clock
     uint64_t error_ns = 0;

@@ -23,7 +23,7 @@ struct GroupMembership {
   bool is_gloo = false; // the group's backend is gloo
 };
 
-// An operation as its rank issued it. A message counts as a collective of a
+// An operation as one rank issued it. A message counts as a collective of a
 // group of two, its sender and its receiver, and has a sequence number in this
 // group.
 struct IssuedOp {
@@ -45,7 +45,8 @@ class ArrivalExchange {
   // the same name are numbered in this order, as in
   // commprof/analysis/align/matching.py.
   void addGroup(const GroupMembership& group);
-  // A null board ends the exchange. Groups join when they are used.
+  // A null board ends the exchange. A group joins the board when it is next
+  // used.
   void setBoard(std::shared_ptr<ArrivalBoard> board, uint32_t global_rank);
 
   // post() and last() need isNumbered(), and may throw std::bad_alloc.
@@ -63,7 +64,9 @@ class ArrivalExchange {
   struct Membership {
     ArrivalBoard::Member member;
     bool is_gloo = false;
-    std::string name; // name and number, the same on all ranks
+    // Name of the group, and its number among groups of that name; the same on
+    // all ranks.
+    std::string name;
     ArrivalBoard::Group joined{};
     bool refused = false;
   };

@@ -15,8 +15,9 @@ double before(double begin, double end, double waited_ns, double time) {
   return std::clamp(time - begin, 0.0, length) / length * waited_ns;
 }
 
-// Returns the copy time per byte at which the replay of DDP's loop waits for
-// `blocked_ns` in total. The loop waits for each bucket, and then copies it.
+// DDP's loop at the end of backward waits for each bucket, and then copies it.
+// Returns the copy time per byte at which a replay of this loop waits for
+// `blocked_ns` in total.
 double copyNsPerByte(
     const std::vector<double>& end_ns,
     const std::vector<double>& copied_bytes,

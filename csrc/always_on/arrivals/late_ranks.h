@@ -1,8 +1,8 @@
 // Counts which ranks came last to the collectives of this rank, and how long
 // this rank waited for each of these ranks. The waits are kept in total, and
-// per block of time: the blocks later show whether a rank is late more than by
-// chance. The part of an exposed stretch that was a wait for the last rank is
-// computed as in commprof/analysis/step/waiting.py and exposure.py.
+// per block of time: the blocks later show whether a rank is late by more than
+// chance explains. The part of an exposed stretch that was a wait for the last
+// rank is computed as in commprof/analysis/step/waiting.py and exposure.py.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,10 @@ namespace commprof {
 struct Exposure {
   uint64_t begin_ns = 0;
   uint64_t end_ns = 0;
-  // Time of the stretch that the thread spent waiting. In a finalisation, it
-  // includes neither CPU time (such as that of copying buckets) nor waits that
-  // are counted separately.
+  // Time of the stretch that the thread spent waiting. In a finalisation (DDP's
+  // loop at the end of backward, which waits for all buckets), it includes
+  // neither CPU time (such as that of copying buckets) nor waits that are
+  // counted separately.
   uint64_t waited_ns = 0;
   uint64_t op_id = 0; // operation awaited in Work.wait; 0 for a finalisation
   uint64_t graph_task = 0; // id of the backward pass of a finalisation
