@@ -212,8 +212,8 @@ bool WaitLedger::settle(Entry& entry, uint64_t now_ns) {
   const bool over = isOver(entry.issue_ns, now_ns);
   const uint64_t end_ns = entry.end_ns = endOf(entry, over);
   if (end_ns == 0 && !over && mayBeDoneEarly(entry.issued_as.op)) {
-    // A rank that arrives after the operation's end did not delay the
-    // operation.
+    // Waits for the end first, because a rank that arrives after the
+    // operation's end did not delay the operation.
     return false;
   }
   if (entry.state == State::kOpen) {

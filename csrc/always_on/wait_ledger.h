@@ -25,8 +25,9 @@ struct StepWaits {
   std::vector<Exposure> exposures;
 };
 
-// Not thread-safe; every function may throw std::bad_alloc. Messages that
-// cannot be distinguished from others are ignored.
+// Not thread-safe; every function may throw std::bad_alloc. Point-to-point
+// messages without a number (kNoSeq), and receives from any source, are
+// ignored.
 class WaitLedger {
  public:
   // Number of collectives kept. If a later collective takes the place of one
@@ -42,9 +43,9 @@ class WaitLedger {
 
   explicit WaitLedger(ArrivalExchange& exchange);
 
-  // Writes down this rank's arrival; the operation's Split will hold
-  // `operation`. A rank arrives at a collective on a device when its stream
-  // reaches it.
+  // Writes down this rank's arrival. `operation` is stored in the Split that
+  // resolve() returns for the operation. A rank arrives at a collective on a
+  // device when the rank's stream reaches the collective.
   void takeIssue(const Record& record, uint32_t operation);
   void takeReady(const Record& record);
   void takeEnd(const Record& record);
@@ -144,7 +145,9 @@ class WaitLedger {
   uint64_t unknown_ = 0;
   // Part of unknown_: operations for whose group the board had no place.
   uint64_t without_place_ = 0;
-  uint64_t unlisted_ = 0; // part of unknown_: operations that were kUnlisted
+  // Part of unknown_: operations whose state on the board was kUnlisted,
+  // because their groups are too large for arrivals of single ranks.
+  uint64_t unlisted_ = 0;
   uint64_t partial_ = 0; // part of known_: operations that were kPartial
   uint64_t unsplit_steps_ = 0;
   uint64_t unsplit_ns_ = 0; // exposed time of these steps

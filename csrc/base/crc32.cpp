@@ -41,7 +41,7 @@ uint32_t withTables(
   static const CrcTables tables = makeCrcTables();
   for (; bytes >= 8; at += 8, bytes -= 8) {
     uint64_t eight;
-    std::memcpy(&eight, at, 8); // little-endian, as the whole format
+    std::memcpy(&eight, at, 8); // little-endian, like every number in a trace
     eight ^= c;
     c = 0;
     for (size_t k = 0; k < 8; ++k) {

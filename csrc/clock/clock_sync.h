@@ -62,16 +62,17 @@ struct ClockFollowerOptions {
   uint32_t pings = 64; // number of questions in a burst
 };
 
-// A thread that asks in bursts: immediately, after a second, then at doubling
-// intervals up to the configured one, and when it is stopped. Of each burst,
-// the exchange with the shortest round trip becomes one clock record and goes
-// into `track`. `track` must outlive the follower. If rank 0 is unreachable, no
-// record is made, and the follower asks again every second.
+// A thread that asks rank 0 for its time in bursts: immediately, after a
+// second, then at doubling intervals up to the configured one, and when it is
+// stopped. Of each burst, the exchange with the shortest round trip becomes one
+// clock record and goes into `track`. `track` must outlive the follower. If
+// rank 0 is unreachable, no record is made, and the follower asks again every
+// second.
 class ClockFollower {
  public:
   // Throws std::system_error or std::invalid_argument.
   ClockFollower(const ClockFollowerOptions& options, ClockTrack& track);
-  // Asks a last time if rank 0 answered the last burst; takes at most twice
+  // If rank 0 answered the latest burst, asks it once more. Takes at most twice
   // kBurstNs.
   ~ClockFollower();
   ClockFollower(const ClockFollower&) = delete;

@@ -30,7 +30,9 @@ void ClockTrack::add(const ClockSample& sample) noexcept {
     const auto apart_ns =
         int64_t(uint64_t(sample.offset_ns) - line.offsetAt(sample.at_ns));
     if (std::abs(double(apart_ns)) > double(error_ns + sample.error_ns)) {
-      count_ = 0; // the drift has changed, or someone set a clock
+      // The drift has changed, a machine was suspended, or another process has
+      // become rank 0.
+      count_ = 0;
     } else if (sample.error_ns > error_ns) {
       return;
     }

@@ -30,9 +30,9 @@ void forgetOpen() noexcept {
   t_open = {};
 }
 
-// Returns a record of the boundary or phase in `on_host`, for the thread's
-// current stream. Its bytes_in is the time of the host's record, which
-// identifies that record.
+// Returns a record that will hold when the thread's current stream reached the
+// boundary or phase in `on_host`; its times are not set yet. Its bytes_in is
+// the timestamp of `on_host`, which identifies that record.
 Record onDevice(const Record& on_host, Kind kind) noexcept {
   Record record = on_host;
   record.kind = kind;
@@ -42,11 +42,11 @@ Record onDevice(const Record& on_host, Kind kind) noexcept {
   return record;
 }
 
-// Reading the kernel's counts takes some 15 us while a model runs. At this
-// interval that is at most 0.08 % of the thread's time. While the thread lacks
-// a core for a relevant share of its time, or waits for pages from disk, the
-// counts are read at the short interval; this takes at most 0.5 % of the
-// thread's time.
+// Reading the kernel's counts takes some 15 us while a model runs. If they are
+// read every kRunDelayIntervalNs, that is at most 0.08 % of the thread's time.
+// While the thread lacks a core for a relevant share of its time, or waits for
+// pages from disk, the counts are read every kShortIntervalNs; this takes at
+// most 0.5 % of the thread's time.
 constexpr uint64_t kRunDelayIntervalNs = 20'000'000;
 constexpr uint64_t kShortIntervalNs = 3'000'000;
 constexpr uint64_t kMatters = 32; // a share of 1 in this many is relevant
@@ -77,9 +77,10 @@ uint64_t more(uint64_t now, uint64_t before) noexcept {
   return now > before ? now - before : 0;
 }
 
-// Records other causes that kept the thread from its work: page faults,
-// involuntary switches, throttling by a cgroup quota (only if the thread lacked
-// a core), and stalls for memory (only if it read pages from disk).
+// Records what kept the thread from its work, apart from the time without a
+// core, which has a record of its own: page faults, involuntary switches,
+// throttling by a cgroup quota (only if the thread lacked a core), and stalls
+// for memory (only if it read pages from disk).
 void recordHostCounts(
     Recorder& recorder,
     Counted& last,

@@ -7,8 +7,9 @@
 
 namespace commprof {
 
-// Marks a step boundary now. `step` ends at this boundary if `ended`; otherwise
-// the boundary only begins the next step (start of capture, or after a pause).
+// Marks a step boundary now. If `ended`, `step` ends at this boundary, and the
+// next step begins. Otherwise no step ends, and `step` itself begins (at the
+// start of capture, or after a pause).
 // `found` tells who placed the boundary: kStepDeclared or another constant of
 // its enum.
 void markStep(

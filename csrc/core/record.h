@@ -179,7 +179,8 @@ inline constexpr uint64_t kSurelyUnmarked = 20;
 // Record::seq of a Phase whose samples cannot be counted.
 inline constexpr uint32_t kSamplesUnknown = UINT32_MAX;
 
-// Record::seq of a message that cannot be distinguished from others.
+// Record::seq of a point-to-point message whose number among the messages of
+// its two ranks is not known.
 inline constexpr uint32_t kNoSeq = 0xffffffff;
 
 // True if `seq` precedes `other`. Both are sequence numbers of collectives of

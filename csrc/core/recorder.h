@@ -172,7 +172,7 @@ class Recorder {
   std::condition_variable wake_;
   bool open_ = false; // a trace is open
   bool stopping_ = false;
-  bool drain_requested_ = false; // a request must be drained immediately
+  bool drain_requested_ = false; // the helper thread must drain immediately
   PauseWatch pauses_;
   bool pauses_changed_ = false; // pauses_ must be written
   std::vector<Record> pause_records_; // not yet drained

@@ -132,7 +132,7 @@ uint64_t RingPool::capacityForLocked(uint64_t room) const noexcept {
 
 void RingPool::takeBack(Ring* ring) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  free_.push_back(ring); // reserved by open()
+  free_.push_back(ring); // open() has reserved the memory
   supply_.fetch_add(1);
 }
 

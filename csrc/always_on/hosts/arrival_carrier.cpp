@@ -276,8 +276,9 @@ void ArrivalCarrier::sendRoundLocked(uint64_t now_ns) {
 }
 
 // Asks the peers that are better than the present parent whether they are alive
-// again. Such a peer answers, because it lists this host among its children,
-// with a subtree of 0 hosts.
+// again: sends each one an empty message that states a subtree of 0 hosts. A
+// live peer then lists this host among its children, and so sends it signs of
+// life.
 void ArrivalCarrier::askBetterLocked(uint64_t now_ns) {
   if (parent_ == 0 || now_ns < asked_ns_ + kReturnNs) {
     return;

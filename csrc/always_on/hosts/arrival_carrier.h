@@ -1,6 +1,7 @@
-// Connects this host's board with the boards of the other hosts: a node of the
-// tree (arrival_tree.h), with a socket and a thread. Each host has one carrier,
-// in the process that made the board.
+// Connects this host's board, on which its ranks write when they arrive at each
+// collective (arrivals/arrival_board.h), with the boards of the other hosts. A
+// carrier is a node of the tree of hosts (arrival_tree.h), with a socket and a
+// thread. Each host has one carrier, in the process that made the board.
 #pragma once
 
 #include <atomic>

@@ -7,7 +7,7 @@ namespace commprof {
 
 namespace {
 
-// Little-endian, as in a trace.
+// All fields are little-endian, as in a trace.
 struct DatagramHeader {
   static constexpr uint32_t kMagic = 0x56525241; // "ARRV"
   static constexpr uint16_t kVersion = 2;
@@ -64,7 +64,7 @@ struct NumberReader {
   const char* data;
   size_t at;
   size_t end;
-  bool good = true; // false once a number did not end before `end`
+  bool good = true; // false once a number was incomplete or out of range
 
   int64_t difference() noexcept {
     uint64_t read = 0;

@@ -20,7 +20,7 @@ namespace commprof {
 // Known arrivals at one collective.
 struct KnownArrivals {
   uint32_t seq = 0;
-  uint32_t present = 0; // ranks of the group that were seen
+  uint32_t present = 0; // number of the group's ranks that were seen there
   uint64_t last_ns = 0; // the last of these arrivals, by rank 0's clock
   uint32_t last_rank = 0; // global rank of the last arrival
   // Arrivals of single ranks by rank 0's clock, if the operation needs them;
@@ -63,8 +63,8 @@ class ArrivalPacker {
   explicit ArrivalPacker(const ArrivalHeader& header) : header_(header) {}
 
   // Adds one collective. Returns false if there was no room for all of it: then
-  // nothing was added, or the arrivals of only some single ranks. Add a group's
-  // collectives in their order.
+  // either nothing was added, or the collective was added with the arrivals of
+  // only some single ranks. Add a group's collectives in their order.
   bool add(
       uint64_t key,
       uint32_t size,
@@ -88,7 +88,8 @@ class ArrivalPacker {
 
   const ArrivalHeader header_;
   std::vector<Datagram> datagrams_;
-  // Group of the open run, which is in the last datagram.
+  // Key of the open run's group. The open run is the one in the last datagram
+  // that add() may still extend.
   uint64_t key_ = 0;
   size_t run_at_ = 0; // position of the open run; 0: none
   KnownArrivals before_; // last collective of the open run

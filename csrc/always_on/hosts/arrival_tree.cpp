@@ -76,7 +76,8 @@ void ArrivalTree::change(Collective& one) {
   }
 }
 
-// Returns the last arrival in all parts together.
+// Returns the last arrival, and the number of ranks that have arrived, among
+// this host's ranks and the hosts below it in the tree.
 ArrivalTree::Part ArrivalTree::total(const Collective& one) noexcept {
   Part all;
   for (const Part& part : one.parts) {
@@ -287,7 +288,9 @@ void ArrivalTree::advance(bool is_root, uint64_t now_ns) {
       continue;
     }
     if (was_known) {
-      setLast(*one, one->last, now_ns); // for a child that sent its part late
+      // Sends the known last arrival down again: a child that sent its arrivals
+      // late may not have it.
+      setLast(*one, one->last, now_ns);
     }
     if (!is_root && !one->is_with_former) {
       if (one->up_sends == 0) {

@@ -69,8 +69,8 @@ class ArrivalTree {
   void packDown(uint32_t child, ArrivalPacker& out);
   void endOfRound();
   // Writes the known arrivals onto the board. Call it after sending: a rank may
-  // end its process as soon as it has read the board, and other hosts must have
-  // their answer by then.
+  // end its process as soon as it has read the board, and by then the arrivals
+  // that other hosts wait for must have been sent.
   void publish(const std::optional<ClockLine>& clock, uint64_t now_ns);
   // Call it when this host gets another parent. Arrivals sent to the former
   // parent are not sent again, so that no rank counts twice.
@@ -96,8 +96,8 @@ class ArrivalTree {
       return size_t(id.key ^ (id.seq * 0x9e3779b97f4a7c15ull));
     }
   };
-  // Arrivals that one host's subtree sent; for this host (0), those that its
-  // ranks wrote.
+  // Arrivals that the subtree of the child `host` sent; if `host` is 0, those
+  // that this host's own ranks wrote.
   struct Part {
     uint32_t host = 0;
     uint32_t present = 0;

@@ -7,9 +7,9 @@ namespace commprof {
 
 namespace {
 
-// Largest number of waits kept between two phases of a step; later waits are
-// added to the last of these. If a whole step has more waits than this, none of
-// its waits is split into waiting and transfer.
+// Largest number of waits that are kept until the next phase is recorded. The
+// time of each further wait is added to the last kept one. If a whole step has
+// more waits than this, none of its waits is split into waiting and transfer.
 constexpr size_t kMaxPending = 1 << 14;
 constexpr uint64_t kNoOperation = UINT64_MAX;
 constexpr size_t kMaxSpans = 1 << 10; // phases that a wait is compared with
@@ -104,7 +104,7 @@ void StepSummary::cutPauses(uint64_t begin_ns, uint64_t end_ns) {
     if (pause.begin_ns >= end_ns || pause.end_ns <= begin_ns) {
       continue;
     }
-    // Keeps the parts of the pause before and after the cut.
+    // Keeps the parts of the pause before begin_ns and after end_ns.
     pauses_[i].end_ns = std::max(pause.begin_ns, begin_ns);
     if (pause.end_ns > end_ns) {
       pauses_.push_back({end_ns, pause.end_ns});

@@ -20,7 +20,7 @@ class StepSummary {
  public:
   static constexpr size_t kPhases = size_t(Phase::kOptimizer) + 1;
 
-  // `ledger` gets the waits of each step that counts; it may be null.
+  // `ledger` gets the waits of each step that is counted; it may be null.
   explicit StepSummary(WaitLedger* ledger) : ledger_(ledger) {}
 
   // Takes each thread's records in the order in which the thread pushed them.
@@ -60,18 +60,19 @@ class StepSummary {
   uint64_t step_ = 0;
   uint64_t begin_ns_ = 0;
   uint64_t exposed_ns_ = 0;
-  std::array<uint64_t, kPhases> phase_ns_{}; // without the exposed time in them
+  // Time of each phase, without the exposed time that lies in the phase.
+  std::array<uint64_t, kPhases> phase_ns_{};
   // Waits that may lie in a phase that still runs: a phase is recorded only at
   // its end.
   std::vector<Exposure> pending_;
-  // Phases of the step so far; a wait that lies in a phase may end after the
-  // phase is recorded.
+  // Phases of the step that were recorded so far: a wait that begins in a phase
+  // may end, and be recorded, only after the phase.
   std::vector<PhaseSpan> spans_;
   std::vector<Exposure> exposures_; // waits of the step, for the ledger
   // Begin of the open finalisation; kind kNone if none is open.
   Record finalize_;
   uint64_t waited_in_finalize_ns_ = 0;
-  std::vector<Pause> pauses_; // without the exposed time in them
+  std::vector<Pause> pauses_; // without the parts that lie in exposed waits
   std::array<uint64_t, kPhases> paused_ns_{}; // paused part of phase_ns_
 
   uint64_t complete_steps_ = 0;

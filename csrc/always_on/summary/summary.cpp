@@ -196,7 +196,8 @@ void Summary::takeEnd(const Record& record) {
     open->end_ns = record.timestamp_ns;
     countOnDevice(*open);
   } else {
-    open->has_end = true; // also if on a device: the host saw the end
+    // Set for an operation on a device too, because the host saw its end.
+    open->has_end = true;
     countDuration(*open, record.timestamp_ns);
   }
 }
@@ -291,9 +292,9 @@ Summary::Operation& Summary::operation(uint32_t index) {
   return found.others ? operations_[0] : operation(others_.at(found.op));
 }
 
-// Returns the index of the rarest entry that was not moved; 0 if none is left.
-// With `joins`, considers only entries that can be merged with other entries of
-// the same operation.
+// Returns the index of the rarest entry whose figures were not yet moved to
+// another entry; 0 if none is left. With `joins`, considers only entries that
+// can be merged with other entries of the same operation.
 size_t Summary::rarest(bool joins) const {
   std::array<uint32_t, 256> count_of_op{};
   for (const Operation& one : operations_) {
@@ -314,8 +315,9 @@ size_t Summary::rarest(bool joins) const {
 bool Summary::moveRarest() {
   size_t from = rarest(true);
   if (from == 0) {
-    // No entry can be merged within its operation. The limit is kept, but the
-    // sums of this operation are then in more than one entry.
+    // No entry can be merged with another entry of the same operation. To keep
+    // the limit, the rarest operation is merged into the entry of kOther. If
+    // the operation occurs again, its sums may then be in more than one entry.
     from = rarest(false);
   }
   if (from == 0) {

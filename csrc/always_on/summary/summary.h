@@ -41,8 +41,8 @@ class Summary {
   // Takes records as they are drained from the rings: records of one thread are
   // in order, but records of different threads are not.
   void fold(const Record* records, uint64_t count);
-  // Does not count the step in which the mode was off, because records are
-  // missing.
+  // Does not count the open step: capture was in off mode during a part of it,
+  // so some of its records are missing.
   void forgetOpenStep() {
     steps_->forgetOpenStep();
   }
@@ -128,7 +128,8 @@ class Summary {
   WaitLedger ledger_;
   DeviceSteps device_steps_;
   std::optional<FoundSteps> steps_;
-  std::vector<Record> replacements_; // records that replace one record
+  // Records by which device_steps_ replaces the record that is being folded.
+  std::vector<Record> replacements_;
   std::vector<Operation> operations_; // [0]: the entry with `others` of kOther
   // Index in operations_, by combination.
   std::unordered_map<uint64_t, uint32_t> index_;

@@ -16,8 +16,9 @@ namespace {
 
 constexpr size_t kClocksKept = 64;
 // A script may switch recording off and on in every step. Writing each switch
-// would fill the disk, so only longer breaks are written. A monitor waits
-// longer than this before it reports a hang.
+// would fill the disk, so a break is written only once it has lasted this long.
+// A monitor does not need shorter breaks, because it waits longer than this
+// before it reports a hang.
 constexpr uint64_t kReportOffAfterNs = 500'000'000;
 // Longest wait for the other ranks' last arrivals when capture stops: those
 // ranks stop at about the same time, or drain within their flush interval.
@@ -54,7 +55,9 @@ void Recorder::flusherLoop() {
     if (!drain_requested_) {
       wake_.wait_for(lock, interval);
     }
-    keepSupposedPause(); // a pause inferred from the sleep before this one
+    // Keeps the pause, if any, that the previous endSleep() inferred. A stop at
+    // that time would have been observed by now.
+    keepSupposedPause();
     pauses_.endSleep();
     lock.unlock(); // the files may lie on a slow disk
     {

@@ -38,8 +38,9 @@ class PauseWatch {
   explicit PauseWatch(uint64_t cores = std::thread::hardware_concurrency())
       : cores_(std::max<uint64_t>(cores, 1)) {}
 
-  // Adds an observed stop, which replaces an inferred pause; returns true if it
-  // is long enough to count.
+  // Adds an observed stop. If a pause was inferred from the same time, the stop
+  // replaces it. Returns false and does nothing if the stop took less than
+  // kShortestNs.
   bool take(const Pause& seen) noexcept {
     if (seen.end_ns < seen.begin_ns + kShortestNs) {
       return false;
@@ -92,7 +93,8 @@ class PauseWatch {
   }
 
  private:
-  // Tools that inspect a process stop it repeatedly for less than this.
+  // A shorter stop is ignored: a tool that inspects a process stops it
+  // repeatedly, each time for less than this.
   static constexpr uint64_t kShortestNs = 1'000'000;
   // Far longer than a thread waits for a core on a busy machine.
   static constexpr uint64_t kLongNs = 500'000'000;

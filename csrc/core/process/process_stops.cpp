@@ -19,11 +19,12 @@ namespace {
 // An hour; then the next sleep begins.
 constexpr uint64_t kSleepNs = 3'600'000'000'000;
 constexpr time_t kSleepS = time_t(kSleepNs / 1'000'000'000);
-// Time that the sleeper gets to run, so that the begin of the stop is stored.
+// Time that the thread in sleepOnAndOn() gets to run, so that the begin of the
+// stop is stored.
 constexpr timespec kGrace{0, 5'000'000};
 
-// The sleeper's present sleep. When a stop begins, the kernel writes the
-// remaining time on behalf of the sleeper.
+// The present sleep of the thread in sleepOnAndOn(). When a stop begins, the
+// kernel writes the remaining time of the sleep on behalf of that thread.
 struct Sleep {
   std::atomic<uint64_t> due_ns{0};
   volatile timespec remaining{0, -1}; // -1: no stop yet
@@ -83,8 +84,9 @@ void awaitEnds(StopSink sink) noexcept {
       continue;
     }
     const uint64_t begin_ns = lastStopNs();
-    // The begin of this stop is not stored yet because the sleeper has not run,
-    // or it was lost because the sleeper has begun its next sleep.
+    // The begin of this stop is not stored yet because the thread in
+    // sleepOnAndOn() has not run, or it was lost because that thread has begun
+    // its next sleep.
     if (begin_ns == 0 || begin_ns == known_ns) {
       clock_nanosleep(CLOCK_MONOTONIC, 0, &kGrace, nullptr);
       known_ns = lastStopNs();
