@@ -1,4 +1,5 @@
-// The rings of this process. A thread that records gets a ring until it ends.
+// The ring buffers of this process. Each thread that records has one of them
+// until the thread ends.
 #pragma once
 
 #include <atomic>
@@ -21,10 +22,10 @@ class RingPool {
 
   // Begins a trace: empties every ring and gives it a file of its own, `prefix`
   // + "<n>.ring"; no file if `prefix` is empty. A ring keeps the capacity that
-  // it was made with. Files use only a small part of the free space, because
-  // DataLoader workers need the same memory. The free space is read for each
-  // file. If there is too little space, new rings are smaller; if there is
-  // none, they have no files.
+  // it was made with. Files use only a small part of the free space of their
+  // file system, usually /dev/shm, because DataLoader workers need space there
+  // too. The free space is read for each file. If there is too little space,
+  // new rings are smaller; if there is none, they have no files.
   void open(const std::string& prefix, uint64_t capacity, uint64_t session);
   // Ends a trace: removes the files. The memory stays, because threads hold the
   // rings.
@@ -54,7 +55,7 @@ class RingPool {
   struct Lent {
     Ring* ring;
     uint64_t generation;
-    // supply_ at the time when no ring was left for the thread.
+    // Value of supply_ when no ring was left for the thread; else 0.
     uint64_t refused_at;
     bool thread_ended;
   };

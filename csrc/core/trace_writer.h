@@ -35,7 +35,7 @@ class TraceWriter {
   // is too long.
   bool writeSummary(const std::string& json) noexcept;
 
-  // Reserves space on the disk for a note.
+  // Reserves space on the disk for a note, which states why writing failed.
   bool reserveNote() noexcept;
   // Overwrites the reserved space with JSON metadata. This works even if the
   // disk is full. False if the space is missing or too small.

@@ -56,8 +56,8 @@ HostTime DeviceClock::toHost(int64_t device_ns) const {
       [&bound](const ClockAnchor& a, const ClockAnchor& b) {
         return bound(a) < bound(b);
       });
-  // The sum is relative to the anchor: a double cannot hold nanoseconds since
-  // boot.
+  // The sum is relative to the anchor: a double cannot always hold nanoseconds
+  // since boot exactly.
   const double since =
       halfWidth(*best) + double(device_ns - best->device_ns) * rate();
   return {
@@ -67,8 +67,9 @@ HostTime DeviceClock::toHost(int64_t device_ns) const {
 
 namespace {
 
-// If an event is recorded on an idle stream, the host sees some 10 us later
-// that the event is done.
+// The clocks are compared by an event on an idle stream: this is the longest
+// time to wait until the host sees that the event is done. Usually the host
+// sees it some 10 us after the event was recorded.
 constexpr uint64_t kLongestAskNs = 50'000;
 constexpr uint64_t kNarrowNs = 2 * kLongestAskNs;
 constexpr int kAsks = 3; // the quickest answer counts

@@ -66,9 +66,9 @@ class ClockKeeper {
   // Compares the clocks if that is due: once a second, for some 50 us of the
   // caller's time. Does not wait for a busy device; a later call takes its
   // answer. The first anchor determines all times until the next anchor, and
-  // times must not jump. So for up to kPatienceNs only a narrow anchor is
-  // accepted as the first, unless `hurried`. Returns the anchor if one was
-  // added.
+  // times must not jump. So for up to kPatienceNs only an anchor with a small
+  // error bound is accepted as the first, unless `hurried`. Returns the anchor
+  // if one was added.
   std::optional<ClockAnchor> keep(bool hurried = false);
 
   bool known() const noexcept {

@@ -249,7 +249,7 @@ void DeviceTimeline::write(const Pending& done) {
     record.bytes_out = uint64_t(streams_[done.end]);
     record.seq = index_;
   }
-  if (done.ends) { // the rank arrived at the operation when the stretch began
+  if (done.ends) { // the rank arrived at the operation at the mark `begin`
     Record ready = done.record;
     ready.kind = Kind::kDeviceReady;
     ready.timestamp_ns = record.timestamp_ns;

@@ -52,8 +52,8 @@ class DeviceTimeline {
   void moment(const Record& record, Mark at) noexcept;
   // Like moment() with the mark `begin`. The record also gets the time of `end`
   // as `value`, the stream of `end` as bytes_out and the device as seq. `ends`:
-  // an operation began and ended with the stretch; records of the operation's
-  // begin and end are written too.
+  // an operation began at the mark `begin` and ended at the mark `end`; records
+  // of the operation's begin and end are written too.
   void stretch(
       const Record& record,
       Mark begin,
@@ -127,7 +127,8 @@ class DeviceTimeline {
 
   std::mutex poll_mutex_; // guards the next two fields; taken before mutex_
   ClockKeeper clock_;
-  uint64_t largest_error_ns_ = 0; // error of times since the last anchor
+  // Largest error bound of the times converted since the last anchor.
+  uint64_t largest_error_ns_ = 0;
 
   // An event belongs to whoever holds the event's mark; if nobody does, to the
   // free list.

@@ -10,15 +10,16 @@ namespace commprof::inspector {
 
 namespace {
 
-// If more than this many messages follow a lost one, and do not repeat a
-// sequence that tells which message was lost (message_order.h), the order
-// counts as unknown.
+// Messages mostly repeat a sequence, which tells which message was lost
+// (message_order.h). If more than this many messages follow a lost one, and no
+// such sequence is found, the order counts as unknown.
 constexpr size_t kMostAhead = 4096;
 // Messages do not complete in the order of their numbers. A missing number
 // counts as lost once the highest recorded number exceeds it by at least this
-// much, and by at least the length of the repeated sequence.
+// much, and by at least the length of the sequence that the messages repeat.
 constexpr size_t kMayBeLate = 32;
-// At least this many of the latest messages are kept for finding the sequence.
+// At least this many of the latest messages are kept, to find the sequence that
+// the messages repeat.
 constexpr size_t kMostLatest = 1024;
 // Largest number of messages that wait for the records of one peer.
 constexpr size_t kMostWaiting = size_t(1) << 16;
@@ -35,7 +36,7 @@ bool risesThroughout(const Stream& stream) {
       [](const Record& a, const Record& b) { return a.number <= b.number; });
 }
 
-// Moves the records for whose indices `isTaken` is true to a new stream.
+// Moves to a new stream the records for whose indices `isTaken` is true.
 template <class IsTaken>
 Stream takenFrom(Stream& stream, IsTaken isTaken) {
   Stream taken;

@@ -35,7 +35,8 @@ struct Operation {
   int64_t number = -1; // coll_sn or p2p_sn
   // Of one rank: the call's count times the size of the type.
   int64_t sizeBytes = -1;
-  double timeUs = -1; // time of the longest channel: waiting plus transfer
+  // Time of the channel that took longest: waiting plus transfer.
+  double timeUs = -1;
   int64_t peer = -1; // rank in the communicator
   std::string_view timingSource;
   std::string_view algorithm;

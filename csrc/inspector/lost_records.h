@@ -60,7 +60,9 @@ class LostRecords {
     double usualUs = 0;
     // Waiting in operations in which a rank without a record came last.
     double waitUs = 0;
-    double x = 0; // sum over all other operations
+    // Median of the recorded times minus the usual transfer, summed over
+    // operations in which a rank with a record came last.
+    double x = 0;
     uint64_t followed = 0; // number of operations in `x`
     uint64_t count = 0;
   };

@@ -8,7 +8,8 @@ namespace commprof::inspector {
 namespace {
 
 constexpr size_t kLongestPeriod = 4096;
-// Each place of the sequence must have at least this many records.
+// Each place of the sequence that the messages repeat must have at least this
+// many records.
 constexpr uint32_t kFewestRecords = 3;
 // If more repetitions of the sequence than this are missing before the first
 // record, the order is not found: the missing messages may belong to the

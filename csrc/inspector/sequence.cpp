@@ -62,7 +62,9 @@ Sequence sequenceOf(const Communicator& member) {
     }
     calls.emplace_back(kind, streams[kind]->records[next[kind]++].sizeBytes);
   }
-  std::reverse(calls.begin(), calls.end()); // the log begins with the set-up
+  // Searched from the end, because the log begins with the set-up, which is not
+  // repeated.
+  std::reverse(calls.begin(), calls.end());
   std::vector<uint32_t> text;
   for (const auto& call : calls) {
     text.push_back(tokens.emplace(call, uint32_t(tokens.size())).first->second);

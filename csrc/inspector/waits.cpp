@@ -51,7 +51,7 @@ double quantile(std::vector<float> values, double part) {
   return *place;
 }
 
-// Collects the figures of calls.
+// Sums up the times of calls and the waiting in them, as Waits holds them.
 class Ledger {
  public:
   Ledger(

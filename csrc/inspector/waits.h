@@ -78,16 +78,17 @@ struct Waits {
   std::vector<double> unpairedUs;
 };
 
-// Splits operations in which every rank waits for all. Ranks that are not among
-// `streams` were not recorded; `ranks` counts them too. The run is cut into
-// `blocks` parts with equally many sequence numbers.
+// Splits times into waiting and transfer, for operations in which every rank
+// waits for all. Ranks that are not among `streams` were not recorded; `ranks`
+// counts them too. The run is cut into `blocks` parts with equally many
+// sequence numbers.
 Waits splitCollectives(
     std::span<const Stream* const> streams,
     uint64_t ranks,
     uint32_t blocks);
 
-// Splits messages. `members[i]` is the rank of `sends[i]` and `receives[i]`,
-// either of which may be null.
+// Splits the times of messages into waiting and transfer. `members[i]` is the
+// rank of `sends[i]` and `receives[i]`, either of which may be null.
 Waits splitMessages(
     std::span<const int64_t> members,
     std::span<const Stream* const> sends,
@@ -101,9 +102,10 @@ struct MessagePair {
   std::vector<const Record*> records[2];
 };
 
-// Splits messages of `members` ranks that were matched already. If the two
-// records of any message in a pair state different sizes, the whole pair is
-// left out. Sets no `wholeTimeUs`.
+// Splits the times of messages of `members` ranks into waiting and transfer;
+// the messages were matched already. If the two records of any message in a
+// pair state different sizes, the whole pair is left out. Sets no
+// `wholeTimeUs`.
 Waits splitPairs(
     size_t members,
     std::span<const MessagePair> pairs,

@@ -135,7 +135,9 @@ void Communicator::describeSelf() const {
 void Communicator::describe(Origin origin) {
   std::atomic<uint32_t>& group = groups[size_t(origin)];
   if (isJoined() || group.load() != 0) {
-    return; // capture adds torch's process groups to the trace itself
+    // Described already; or the trace is that of commprof's capture, which adds
+    // torch's process groups itself.
+    return;
   }
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);

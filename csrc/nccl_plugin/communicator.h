@@ -1,5 +1,5 @@
-// Communicators of this process. In a trace of the plugin's own they are
-// process groups too.
+// Communicators of this process. In a trace that the plugin writes by itself,
+// each communicator is also recorded as a process group.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,8 @@ enum class Origin : uint8_t { kCall, kReplay };
 // NCCL's context of a communicator. Never destroyed, since NCCL may use it
 // after finalize(); reused after kQuarantine others were finalised.
 struct Communicator {
-  static constexpr int kUnknown = -1; // value of rank or ranks with version 3
+  // Value of `rank` or `ranks` if version 3 of the interface has not told it.
+  static constexpr int kUnknown = -1;
 
   // Null if the context is no Communicator: it may belong to the user's plugin,
   // or to another process (PXN) and then is no address in this process.
@@ -49,8 +50,8 @@ struct Communicator {
   bool sawGpuTime(uint64_t gpu_ns, uint64_t host_ns) noexcept;
   // Converts a time of the GPU. Requires an earlier call of sawGpuTime().
   uint64_t gpuToHost(uint64_t gpu_ns) noexcept;
-  // Adds the process group to the plugin's own trace unless it is there.
-  // Allocates.
+  // Adds the communicator to the plugin's own trace as a process group, unless
+  // it is there already. Allocates.
   void describe(Origin origin);
 
   // True if this communicator has the given id.
@@ -82,10 +83,10 @@ inline constexpr int kQuarantine = 256;
 
 // Returns a communicator for init(); null if there are too many.
 Communicator* openCommunicator(int ranks);
-// Names a communicator that has no name yet. In version 3, the name comes with
-// the communicator's first operation. If this process already has another rank
-// of the same communicator, returns false and records nothing of this rank,
-// because a trace holds one rank.
+// Names a communicator that has no name yet. In version 3 of the interface, the
+// name comes with the communicator's first operation. If this process already
+// has another rank of the same communicator, returns false and records nothing
+// of this rank, because a trace holds one rank.
 bool nameCommunicator(
     Communicator& communicator,
     uint64_t id,

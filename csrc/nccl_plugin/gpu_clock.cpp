@@ -31,7 +31,8 @@ bool GpuClock::add(uint64_t host_ns, uint64_t gpu_ns) noexcept {
   }
   const bool lasts = side > 0 || int64_t(host_ns - strange_since_ns_) > kLateNs;
   near_ += side == 0 ? 1 : 0;
-  // The first readings may have been late: the line is not certain yet.
+  // As long as few differences were near the line, all of them may come from
+  // long delays. So a single one far below the line begins a new line.
   const bool corrects = side > 0 && near_ < uint64_t(kStrangeInARow);
   if (corrects || (side != 0 && ++strange_ >= kStrangeInARow && lasts)) {
     begin(gpu, difference, bucket);
@@ -63,8 +64,8 @@ uint64_t GpuClock::toHost(uint64_t gpu_ns) const noexcept {
 }
 
 int64_t GpuClock::lineAt(int64_t gpu_ns) const noexcept {
-  // The sum is relative to a point: a double cannot hold nanoseconds since
-  // 1970.
+  // The sum is relative to a point: a double cannot hold nanoseconds since 1970
+  // exactly.
   return through_.difference_ns +
       std::llround(drift_ * double(gpu_ns - through_.gpu_ns));
 }

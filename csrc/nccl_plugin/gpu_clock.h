@@ -24,8 +24,8 @@ class GpuClock {
   // Requires an earlier call of add().
   uint64_t toHost(uint64_t gpu_ns) const noexcept;
 
-  // The window: the lowest difference of each bucket. kBuckets buckets of
-  // 2**kBucketBits ns are 9 s in all.
+  // The window holds the lowest difference of each bucket of time. kBuckets
+  // buckets of 2**kBucketBits ns are 9 s in all.
   static constexpr int kBuckets = 64;
   static constexpr int kBucketBits = 27;
   // A difference this far below the line does not come from a shorter delay. A

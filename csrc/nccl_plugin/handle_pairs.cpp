@@ -41,7 +41,8 @@ constexpr std::array<size_t, 9> kFirst = [] {
   return first;
 }();
 
-// Mapped when a plugin is loaded; pages take memory when they are first used.
+// Mapped when the user's plugin is loaded; pages take memory when they are
+// first used.
 std::atomic<UsersHandle*> g_pairs{nullptr};
 std::atomic<uint64_t> g_users_only{0};
 
@@ -70,7 +71,7 @@ void mapHandlePairs() {
       -1,
       0);
   if (mapped == MAP_FAILED) {
-    throw std::runtime_error("there is no memory for its handles");
+    throw std::runtime_error("there is no memory for the plugin's handles");
   }
   g_pairs.store(static_cast<UsersHandle*>(mapped));
 }

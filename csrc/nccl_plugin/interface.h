@@ -143,8 +143,8 @@ struct Named {
   Fields fields;
 };
 
-// From version 5 on, the group of kernels is a field; in earlier versions it is
-// the parent.
+// From version 5 on, an operation's group of kernels is a field; in earlier
+// versions it is the parent of the operation's event.
 template <class Fields>
 struct InGroup {
   Fields fields;
@@ -196,10 +196,11 @@ struct Descriptor {
 };
 using DescriptorV3 = Descriptor<uint8_t, Named>;
 using DescriptorV4 = Descriptor<uint8_t, Alone>;
-// From version 5 on, the parent of a Coll or P2p is the call.
+// From version 5 on, the parent of a Coll or P2p event is the event of its API
+// call (CollApi or P2pApi).
 using DescriptorV5 = Descriptor<uint64_t, InGroup>; // also of versions 6 and 7
 
-// The arguments of a state.
+// What NCCL reports together with the new state of an event.
 union StateArgs {
   uint64_t gpu_ns; // kKernelChStop: the GPU's globaltimer at the end
   size_t bytes; // size of the step

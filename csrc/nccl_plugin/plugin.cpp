@@ -5,7 +5,8 @@
 // The record path (begin and end of events) does not allocate, lock or make
 // system calls once a thread has its ring: see core/recorder.h. The tables and
 // the translation are in one file, because all versions share the translations,
-// and capture's module compiles the file again to export the tables itself.
+// and the module of commprof's capture compiles the file again to export the
+// tables itself.
 #include <atomic>
 #include <cstdio>
 #include <exception>
@@ -228,8 +229,8 @@ void setBytes(Record& issue, uint64_t size, int ranks) noexcept {
 }
 
 // Pushes a record of the call that launched an operation. Only used for a trace
-// of the plugin's own: if the plugin is a part of capture, capture records the
-// calls.
+// of the plugin's own: if the plugin is a part of commprof's capture, capture
+// records the calls of torch.
 void pushIssue(
     const Communicator& communicator,
     const Launched& launched,
@@ -509,7 +510,7 @@ constexpr Table<Init, Event> tableOf(Init init) {
       finalize<version>};
 }
 
-#ifdef COMMPROF_MODULE // a part of capture's module
+#ifdef COMMPROF_MODULE // a part of the module of commprof's capture
 [[maybe_unused]] const bool g_joined = (join(), true);
 #endif
 

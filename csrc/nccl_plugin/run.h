@@ -1,6 +1,6 @@
 // Where the plugin's records go: into a trace of its own or, if the plugin is
-// part of capture's module, into capture's open trace. Also the switch that
-// ends all recording.
+// part of the module with which commprof captures torch's calls, into the trace
+// that this capture has open. Also the switch that ends all recording.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 
 namespace commprof::nccl {
 
-// Makes the plugin a part of capture. Called before all other functions.
+// Makes the plugin a part of commprof's capture: it then has no trace of its
+// own. Called before all other functions.
 void join() noexcept;
 bool isJoined() noexcept;
 

@@ -37,7 +37,7 @@ struct Transfer {
   bool pending = false;
   Record record;
   uint64_t bytes = 0;
-  uint64_t since_ns = 0; // time of the last change
+  uint64_t since_ns = 0; // time of the last change of `steps`
   std::array<Awaits, kStepsInFlight> steps{};
 
   void set(int step, Awaits awaited) noexcept {
@@ -89,7 +89,9 @@ Handle beginTransfer(
     Recorder::instance().countDropped();
     return {};
   }
-  if (transfer.pending) { // its communicator was aborted
+  if (transfer.pending) {
+    // An earlier transfer in this slot did not end: its communicator was
+    // aborted.
     Recorder::instance().countDropped();
   }
   transfer.pending = true;

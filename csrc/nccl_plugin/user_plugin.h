@@ -83,7 +83,7 @@ class UserPlugin {
   int mask_ = 0;
 };
 
-// ---- Members of the template above
+// ---- Member templates of the class above
 
 template <class Event>
 void* UserPlugin::start(void* context, Event& event) noexcept {

@@ -141,7 +141,7 @@ void AlikeDictionaries::append(
     Seen& seen,
     int depth) {
   if (depth > kDeepest) {
-    throw py::value_error("its values are nested too deeply");
+    throw py::value_error("the values of an entry are nested too deeply");
   }
   if (PyUnicode_CheckExact(value)) {
     appendText(text, value);
@@ -175,7 +175,7 @@ void AlikeDictionaries::append(
     text += 'd';
     appendNumber(text, known->second);
   } else {
-    throw py::value_error("it holds more than plain values");
+    throw py::value_error("an entry holds more than plain values");
   }
 }
 

@@ -31,7 +31,8 @@ class AlikeDictionaries {
   // Returns the id of each dictionary, and a matrix with a row for each
   // dictionary and a column for each key of `integers`. An element is -1 if the
   // key is missing, or its value is no integer from 0 to 2^63 - 1. Throws
-  // py::value_error if a value is not plain.
+  // py::value_error if a value is not plain. Plain values are None, truth
+  // values, numbers, strings, and lists, tuples and dictionaries of these.
   Read read(const pybind11::typing::List<pybind11::object>& dictionaries);
 
  private:

@@ -10,8 +10,9 @@ namespace commprof {
 
 namespace {
 
-// Largest total size of the texts that are kept in memory, and largest size of
-// one of them. All other texts are parsed each time.
+// Parsed values are kept in memory, with their texts: largest total size of
+// these texts, and largest size of one of them. Other texts are parsed each
+// time.
 constexpr size_t kMostHeldBytes = 4 << 20;
 constexpr size_t kLongestHeldBytes = 16 << 10;
 constexpr size_t kMostKeys = 1 << 10;
