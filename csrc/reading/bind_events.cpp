@@ -151,7 +151,8 @@ void bindEvents(py::module_& m) {
           [](const BoundScanner& self, size_t first) {
             return since(self.scanner.values(), first);
           },
-          "Values of kept arguments, as JSON, from index `first` on.",
+          "Values of the arguments whose keys are in `kept`, as JSON, from "
+          "index `first` on.",
           py::arg("first"))
       .def(
           "arguments",
@@ -170,10 +171,11 @@ void bindEvents(py::module_& m) {
                         arrayOf(found.combination),
                         py::array_t<int64_t>(shape, found.integers.data())));
           },
-          "For each row, the index of its combination in `combinations`; and, "
-          "as [row, key], the values of the integer keys: -1 if the key is "
-          "missing, -2 if the value is not a whole number of at least 0, -3 if "
-          "only Python can read it.",
+          "For each row (event), the index of its combination in "
+          "`combinations`; and, as [row, key], the values of the keys in "
+          "`integers`: -1 if the key is missing, -2 if the value is not a "
+          "whole number of at least 0, -3 if only the reader in Python can "
+          "read it.",
           py::arg("rows"))
       .def(
           "arguments_text",
@@ -192,8 +194,8 @@ void bindEvents(py::module_& m) {
                 all.end());
           },
           "Combinations of arguments, from index `first` on. A combination "
-          "has, for each kept key, the index of the value in `values`; -1 if "
-          "the key is missing.",
+          "has, for each key in `kept`, the index of the value in `values`; -1 "
+          "if the key is missing.",
           py::arg("first"));
 }
 

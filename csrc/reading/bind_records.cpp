@@ -48,8 +48,9 @@ void bindRecords(py::module_& m) {
         return partsOf(packed);
       },
       "Returns the kind of each record; the kinds that occur; the number of "
-      "records of each such kind; [base, width, offset] as [kind, field], for "
-      "the same kinds; and the bytes of the columns.",
+      "records of each such kind; an array [kind, field, 3] that holds base, "
+      "width and offset of each column, for the same kinds; and the bytes of "
+      "the columns.",
       py::arg("records"));
   m.def(
       "unpack_columns",

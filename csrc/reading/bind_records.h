@@ -11,8 +11,8 @@ namespace commprof {
 using PackedBytes = pybind11::array_t<uint8_t, pybind11::array::c_style>;
 using PackedNumbers = pybind11::array_t<uint64_t>;
 // Kind of each record; kinds that occur; number of records of each such kind;
-// base, width and offset as [kind, field], for the same kinds; and the bytes of
-// the columns.
+// an array [kind, field, 3] that holds base, width and offset of each column,
+// for the same kinds; and the bytes of the columns.
 using PackedParts = pybind11::typing::
     Tuple<PackedBytes, PackedBytes, PackedNumbers, PackedNumbers, PackedBytes>;
 

@@ -31,7 +31,10 @@ py::array_t<T> arrayOf(const std::vector<T>& values) {
 
 void bindReplay(py::module_& m) {
   py::class_<replay::Plan>(
-      m, "ReplayPlan", "Programs of all ranks, prepared for several replays.")
+      m,
+      "ReplayPlan",
+      "Recorded events of all ranks (the ranks' programs), prepared for "
+      "several replays.")
       .def(
           py::init([](const Column<int64_t>& first,
                       const Column<int64_t>& kind,
@@ -102,8 +105,8 @@ void bindReplay(py::module_& m) {
             }
             return arrayOf(*times);
           },
-          "Returns the times of the ranks' marks, rank by rank; None if the "
-          "ranks deadlock.",
+          "Returns the times of the ranks' marks (begins and ends of steps), "
+          "rank by rank; None if the ranks deadlock.",
           py::arg("own"),
           py::arg("extra"),
           py::arg("transfer"),
@@ -149,8 +152,9 @@ void bindReplay(py::module_& m) {
         return moved;
       },
       "Returns the time of each event on its rank's own clock, which stops "
-      "while the rank waits, if the pieces of each cell (one phase of one "
-      "step) together take `wanted` ns.",
+      "while the rank waits, after the lengths of the pieces have changed: the "
+      "pieces of cell k (one phase of one step of a rank) now take wanted[k] "
+      "ns together.",
       py::arg("first"),
       py::arg("edge"),
       py::arg("is_issue"),

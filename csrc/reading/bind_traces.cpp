@@ -103,9 +103,9 @@ void bindTraces(py::module_& m) {
       "read_small_trace",
       &smallTrace,
       "Returns, for a trace: its session; its size; type and payload of each "
-      "block but spare ones and those of records; the packed records; the time "
-      "of the first record; the time of the last one. None if the file is "
-      "large or any part of it is not intact.",
+      "block, except blocks of records and blocks of type kSpare; the packed "
+      "records; the time of the first record; the time of the last one. None "
+      "if the file is large or any part of it is not intact.",
       py::arg("path"));
 }
 

@@ -1,8 +1,9 @@
 // Python bindings of the C++ functions that reports use, without torch: no
 // logic here.
 //
-// GIL: released while a log is read and while operations are split. A log is
-// fed by one thread at a time; different logs may be fed at the same time.
+// GIL: released while a log is read, and while the times of operations are
+// split into waiting and transfer. A log is fed by one thread at a time;
+// different logs may be fed at the same time.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -315,7 +316,7 @@ void bindFollowing(py::module_& m) {
         return takeMessages(members, blocks, isAll);
       },
       "Like inspector_messages, for the messages that both ranks have written "
-      "already, or for all messages; then drops their records.",
+      "already or, if `is_all`, for all messages; then drops their records.",
       py::arg("members"),
       py::arg("blocks"),
       py::arg("is_all"));

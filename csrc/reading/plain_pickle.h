@@ -8,8 +8,8 @@
 namespace commprof {
 
 // Executes the instructions that build numbers, texts, lists, tuples and
-// dictionaries. For any other instruction, throws py::value_error with the
-// message of commprof's reader in Python
+// dictionaries. For any other instruction, throws py::value_error with the same
+// message as commprof's reader in Python
 // (recordings/flight_recorder_pickle.py). The caller holds the GIL.
 pybind11::object readPlainPickle(std::string_view data);
 

@@ -54,10 +54,11 @@ std::optional<std::span<const uint8_t>> firstMetadata(
 
 struct TraceFile {
   uint64_t session = 0;
-  // Type and payload of all blocks but spare ones and those of records, in the
-  // order of the file.
+  // Type and payload of all blocks, except blocks of records and blocks of type
+  // kSpare, in the order of the file.
   std::vector<std::pair<uint32_t, std::span<const uint8_t>>> documents;
-  // In the order of time; rows without a record are left out.
+  // In the order of time. Places of a block into which no record was written
+  // (their kind is 0) are left out.
   PackedRecords records;
   uint64_t firstNs = 0;
   uint64_t lastNs = 0;

@@ -160,7 +160,7 @@ std::optional<Time> timeOf(std::string_view token, bool isInNs) {
   return Time{int64_t(whole) * 1000 + int64_t(part), false};
 }
 
-// Returns the name of a copy, followed by its kind.
+// Returns the name of a copy between memories, followed by the copy's kind.
 std::string nameOfCopy(std::string_view name, std::string_view kind) {
   std::string whole(name);
   whole.pop_back();

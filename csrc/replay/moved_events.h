@@ -17,7 +17,8 @@ struct Cuts {
   std::span<const int64_t> first;
   std::span<const double> edge; // own time at each cut, ascending in a rank
   std::span<const bool> isIssue;
-  // Step and phase of the piece after each cut, as one number; negative: none.
+  // Rank, step and phase of the piece after each cut, as one number; negative:
+  // the piece is in no step.
   std::span<const int64_t> cell;
   std::span<const double> length; // of the piece after each cut
 };

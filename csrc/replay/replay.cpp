@@ -118,10 +118,10 @@ void Plan::findOpening(const Lists& opens) {
   }
 }
 
-// Sets the initial state of each condition. A needed row that is not replayed
-// is issued at its recorded time: `arrived_` is the latest of these times. A
-// needed row that is replayed is not issued yet: `missing_` is the number of
-// these rows.
+// Sets the initial state of each condition: that all rows in one list of
+// `needed` are issued. A row of the list that is not replayed is issued at its
+// recorded time: `arrived_` is the latest of these times. A row of the list
+// that is replayed is not issued yet: `missing_` is the number of these rows.
 void Plan::prepare(const Calls& calls) {
   const auto& needed = calls.needed;
   for (size_t number = 0; number + 1 < needed.first.size(); number++) {
@@ -355,7 +355,7 @@ class Run {
   std::vector<double> arrived_; // [condition]: time of the latest issue so far
   std::vector<int64_t> at_; // [rank]: its next event
   std::vector<double> stood_;
-  // [rank]: another rank that waits for the same row.
+  // [rank]: another rank that waits for the same row (call of a collective).
   std::vector<int32_t> nextWaiting_;
   std::vector<double> marks_;
   std::vector<int32_t> chainedHead_; // [slot]: an index in `plan_.chained_`

@@ -1,6 +1,7 @@
 // Replays the recorded programs of all ranks, which wait for each other in
 // collectives. The rules of the model are stated in
-// commprof/analysis/replay/engine.py. Here each time is a single number.
+// commprof/analysis/replay/engine.py. There, a time can also be an array with
+// one value for each of many steps; here, each time is a single number.
 #pragma once
 
 #include <cstdint>
@@ -63,7 +64,9 @@ struct Changed {
 // memory: neighbours in an array are rows of the same rank, not of the same
 // collective.
 struct State {
-  double time; // completion; until then, start of a wait for an earlier row
+  // Completion time; while the row waits for the completion of row `before`,
+  // the time at which this wait began.
+  double time;
   double transfer;
   int32_t before;
   int32_t queued; // a slot that begins once this one is complete

@@ -304,8 +304,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   m.def(
       "note_exit_status",
       [](const std::filesystem::path& path) { noteExitStatus(path.string()); },
-      "Makes this process write its exit code, if it is not 0, into a closed "
-      "trace when it ends.",
+      "Makes this process, when it ends, append its exit code to the closed "
+      "trace at `path`, if the code is neither 0 nor 120.",
       py::arg("path"));
   m.def(
       "flush",
@@ -437,8 +437,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   py::class_<ObservedBuckets, std::shared_ptr<ObservedBuckets>>(
       m,
       "ObservedBuckets",
-      "Records the buckets of one model without a hook, for as long as this "
-      "object lives.")
+      "Records the buckets of one model, without registering a hook, for as "
+      "long as this object lives.")
       .def(
           py::init(&ObservedBuckets::watch),
           "Observes the buckets of this DDP reducer, without registering a "

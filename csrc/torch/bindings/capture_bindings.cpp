@@ -76,9 +76,9 @@ void bindStreams(py::module_& m) {
       },
       "Returns the last collective that the stream ran or waited for: an event "
       "that is recorded on the stream now comes after it. None if there is "
-      "none, or if a StreamWait for that collective has begun since. `stream`: "
-      "the device's index and the stream's id; None: the calling thread's "
-      "current stream.",
+      "none, or if a StreamWait for that collective has begun after the stream "
+      "ran or waited for it. `stream`: the device's index and the stream's id; "
+      "None: the calling thread's current stream.",
       py::arg("stream"));
 }
 
@@ -95,7 +95,7 @@ void bindDevices(py::module_& m) {
       "end_coalescing",
       &endCoalescing,
       "Ends a coalesced call. Returns a Work that wraps the call's Work and "
-      "times waits for it; None for None.",
+      "records how long waits for it take; None if `work` is None.",
       py::arg("work"));
   m.def(
       "begin_manual_finalize",
@@ -172,8 +172,8 @@ void bindFutures(py::module_& m) {
         return timed == nullptr ? c10::intrusive_ptr<c10d::Work>()
                                 : timed->inner();
       },
-      "Returns the backend's Work that a Work of capture wraps; None for any "
-      "other Work.",
+      "Returns the backend's Work that `work` wraps. None if `work` is not a "
+      "wrapper that the profiler made.",
       py::arg("work"));
 }
 

@@ -34,8 +34,8 @@ void bindClock(py::module_& m) {
          uint32_t interval_ms) {
         ClockSync::instance().follow({address, port, token, rank, interval_ms});
       },
-      "Compares this clock with rank 0's: now, then every interval_ms, and at "
-      "the end.",
+      "Compares this process's clock with rank 0's: now, after 1 s, then at "
+      "doubling intervals of up to interval_ms, and last in clock_unfollow.",
       py::arg("address"),
       py::arg("port"),
       py::arg("token"),
@@ -74,7 +74,8 @@ void bindArrivals(py::module_& m) {
       "arrivals_open",
       [](const std::string& path, uint64_t token, uint32_t rank) {
         Recorder::instance().setBoard(ArrivalBoard::open(path, token), rank);
-        HostCarrier::instance().stop(); // from an earlier process group
+        // Ends the carrier and releases the board of an earlier process group.
+        HostCarrier::instance().stop();
       },
       "Exchanges arrivals through memory that another rank created. `path` is "
       "/proc/<pid>/fd/<descriptor> of that rank.",
@@ -86,10 +87,10 @@ void bindArrivals(py::module_& m) {
       [](const std::string& address, uint64_t token, uint32_t host) {
         return HostCarrier::instance().carry({address, token, host});
       },
-      "Exchanges with other hosts, until the process ends, when the last rank "
-      "of each host arrived at each collective. `host`: index of this host. "
-      "Call it after arrivals_create. Returns the port at which it receives "
-      "datagrams with `token`.",
+      "From now on until the process ends, exchanges with other hosts the "
+      "times at which the last rank of each host arrived at each collective. "
+      "`host`: index of this host. Call it after arrivals_create. Returns the "
+      "port at which it receives datagrams with `token`.",
       py::arg("address"),
       py::arg("token"),
       py::arg("host"));
@@ -126,8 +127,8 @@ void bindArrivals(py::module_& m) {
         return needs({Op(op), root, is_gloo}, size, rank, other);
       },
       "True if a rank cannot complete an operation before another rank of the "
-      "group has arrived; for the test that compares this rule with the "
-      "report's.",
+      "group has arrived. Only a test calls it, to compare this rule with the "
+      "rule of the report.",
       py::arg("op"),
       py::arg("root"),
       py::arg("is_gloo"),

@@ -38,7 +38,8 @@ struct Coalesced {
   DeviceTimeline* timeline = nullptr;
   std::vector<Record> issues;
   // Finds the stream of the operations. A raw pointer, so that the finder is
-  // not destroyed at the thread's end, when the profiler may no longer exist.
+  // not destroyed at the thread's end, when torch's profiler, from which the
+  // finder removes its callback, may no longer exist.
   StreamFinder* finder = nullptr;
 
   void reset(bool opened) {
@@ -130,7 +131,8 @@ bool watchCompletion(
   return true;
 }
 
-// Wraps a Work that stands for `issues`, at least one.
+// Wraps a Work in a TimedWork. The Work stands for the `count` operations in
+// `issues`; there is at least one.
 c10::intrusive_ptr<c10d::Work> timed(
     c10::intrusive_ptr<c10d::Work> work,
     const Record* issues,

@@ -165,7 +165,8 @@ class Interposer final : public c10::OperatorKernel {
     }
   }
 
-  // Makes the call, with marks on the issuing stream before and after.
+  // Calls the original kernel within a DeviceIssue, which marks the operation
+  // on the device's streams.
   void callOnDevice(
       c10::Device device,
       const Record& issue,

@@ -12,8 +12,8 @@ namespace commprof {
 
 class TimedWork final : public c10d::Work {
  public:
-  // `timeline` is null if no stream waits. `end_recorded`: the completion is
-  // recorded without a wait.
+  // `timeline` is null if no stream waits. If `end_recorded` is false, the end
+  // of a wait counts as the operation's completion.
   TimedWork(
       c10::intrusive_ptr<c10d::Work> inner,
       uint64_t op_id,

@@ -61,7 +61,8 @@ struct Table {
   std::atomic<c10::DeviceType> type{c10::DeviceType::CPU};
   std::atomic<bool> main_is_final{false}; // see noteMain()
   ExchangeCaptureMode shield = nullptr;
-  std::unique_ptr<DevicePoller> poller; // null without a shield
+  // Null if `shield` is null: polls could then break graph captures.
+  std::unique_ptr<DevicePoller> poller;
 };
 
 Table& table() {
@@ -82,9 +83,9 @@ void pollAll() noexcept {
   }
 }
 
-// Called once per process. Exit handlers run in reverse order: this one ends
-// the poller before the handlers of the device's driver, which was loaded
-// earlier.
+// Called once per process. Registers an exit handler that ends the poller. Exit
+// handlers run in reverse order of registration, so the poller ends before the
+// handlers of the device's driver run: the driver was loaded earlier.
 void startPollerLocked(Table& t) {
   t.shield = captureShield(t.type);
   if (t.shield != nullptr) {
@@ -218,7 +219,8 @@ Entry* entryOf(StreamOrCurrent stream) noexcept {
                                            : table().entries[index].load();
 }
 
-// Notes that the thread's stream now runs after the collective.
+// Notes that all further work of the thread's current stream runs after the
+// collective.
 void noteAwaited(DeviceTimeline& timeline, CollectiveId behind) noexcept {
   try {
     Entry& entry = entryOf(timeline);
@@ -298,8 +300,8 @@ DeviceIssue::DeviceIssue(
     if (known.should_search && alone) {
       finder_ = std::make_unique<StreamFinder>(device);
     }
-  } catch (const std::exception&) { // errors also reach the program, in its own
-                                    // calls
+  } catch (const std::exception&) {
+    // The program gets such an error too, from its own calls.
   }
 }
 

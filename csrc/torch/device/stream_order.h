@@ -21,10 +21,10 @@ inline uint64_t queueOf(uint32_t group, uint32_t peer, Op op) noexcept {
 
 // The stream on which each queue's operations run, as found at the queue's
 // first operations. The completion of an operation is marked on its stream,
-// which blocks nothing. Otherwise, a separate stream would have to wait for the
-// operation before the mark. Such a wait can block other streams, even the
-// program's compute: all streams share CUDA's eight hardware queues.
-// Thread-safe.
+// which blocks nothing. If the operation's stream were not known, a separate
+// stream would have to wait for the operation before the mark. Such a wait can
+// block other streams, even the program's compute: all streams share CUDA's
+// eight hardware queues. Thread-safe.
 class QueueStreams {
  public:
   // After this many searches in vain, the backend counts as one that does not

@@ -48,8 +48,8 @@ struct BucketReport {
   // Sorted by begin time. Spans of the same stage do not overlap. If pieces are
   // pipelined, spans of the exchange overlap those of other stages.
   std::vector<Span> spans;
-  // Size in bytes of this rank's encoded gradients, including the handshake's
-  // header.
+  // Size in bytes of this rank's encoded gradients, including the header that
+  // the ranks exchange before them (see Handshake).
   uint64_t payload_bytes = 0;
   // Bytes that this rank sent to other ranks for this bucket: everything passed
   // to Transport::exchange(), plus 2 (W - 1) / W of the all-reduced bytes, as
@@ -59,7 +59,8 @@ struct BucketReport {
   // ranks.
   bool nonfinite = false;
 
-  // Quality of this rank's own contribution after its first rounding. It is
+  // Quality of this rank's own contribution as the rank encodes it; an exchange
+  // may round the ranks' sum again, which does not count here. The quality is
   // measured only in the steps that Options::measure_every selects (it costs
   // extra passes) and only for lossy codes; otherwise has_quality is false.
   bool has_quality = false;

@@ -105,7 +105,7 @@ FuturePtr BucketHook::run(c10d::GradBucket& bucket) {
     return inner->runHook(bucket);
   }
   Record record;
-  record.timestamp_ns = nowNs(); // ready: all its gradients are in the bucket
+  record.timestamp_ns = nowNs(); // ready: the bucket has all its gradients
   record.kind = Kind::kBucket;
   record.op_id = recorder.nextOpId();
   record.group = groupInfo(*group_, bucket.getBuffer().device().type()).id;

@@ -119,7 +119,8 @@ void markFinalize(Kind kind, int graph_task, uint32_t flags = 0) {
   }
   if (kind == Kind::kFinalizeBegin) {
     if (timeline != nullptr) {
-      timeline->forget(begin); // that finalisation had no end
+      // If an earlier finalisation had no end, drops the mark of its begin.
+      timeline->forget(begin);
     }
     timeline = DeviceTimeline::main();
     begin = timeline->mark();

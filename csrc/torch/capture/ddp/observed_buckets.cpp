@@ -102,7 +102,8 @@ bool ObservedBuckets::record(const NotedAllReduce& noted) const {
     return false;
   }
   if (recording()) {
-    Record record = noted.issue; // all-reduce's sequence number, group and size
+    // Takes over the sequence number, group and size of the all-reduce.
+    Record record = noted.issue;
     record.kind = Kind::kBucket;
     record.aux = found->second.index;
     record.flags = found->second.is_last ? kLastBucket : 0;
