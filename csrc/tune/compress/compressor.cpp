@@ -157,7 +157,8 @@ class BucketCompressor : public Compressor {
 
   std::vector<float> takeResidual(const Bucket& bucket, const Slot& slot)
       override {
-    // run() does this too, but ranks that exchange no part do not call it.
+    // run() does this too, but a rank that exchanges no part of the bucket (see
+    // host_stage.h) does not call run().
     sent_log_.beginStep(bucket.step);
     return residuals_.take(bucket, slot);
   }
@@ -293,8 +294,8 @@ class BucketCompressor : public Compressor {
   }
 
   // With error feedback, residuals are sent too, so all ranks must first know
-  // that all gradients are finite. Without it, headers are exchanged only once
-  // per signature.
+  // that all gradients are finite: they exchange headers for every bucket.
+  // Without error feedback, headers are exchanged only once per signature.
   void runLossless(
       const Bucket& bucket,
       Channel& channel,

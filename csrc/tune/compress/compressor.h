@@ -64,8 +64,9 @@ class Compressor {
       BucketReport& report) = 0;
 
   // Bytes that a rank sends to others for a bucket of these slots, averaged
-  // over ranks, without checksums; see BucketReport::wire_bytes. "none"
-  // additionally sends 32 bytes to each rank once per signature.
+  // over ranks, without checksums; see BucketReport::wire_bytes. For "none",
+  // this leaves out the headers: 32 bytes to each other rank, sent only for the
+  // first bucket of each signature.
   virtual uint64_t wireBytes(std::span<const Slot> slots, int world) const = 0;
 
   // Removes and returns this parameter's residual, because another rank of this

@@ -150,7 +150,7 @@ class UnsentResiduals {
 
  private:
   float* residual_;
-  // Offset and values.
+  // The withheld values of each parameter, with their offset in residual_.
   std::vector<std::pair<size_t, std::vector<float>>> aside_;
 };
 

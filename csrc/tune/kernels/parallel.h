@@ -8,8 +8,8 @@ namespace commprof::kernels {
 
 // True if a kernel should bypass the caches when it writes. Results at least as
 // large as the L2 cache would be evicted before they are read; non-temporal
-// stores avoid reading the lines that they overwrite. stream() needs whole
-// cache lines.
+// stores avoid reading the lines that they overwrite. `out` must begin at a
+// cache line, because stream() writes whole lines.
 inline bool goPastCaches(const float* out, size_t n) {
   constexpr size_t kLeastBytes = size_t(1) << 20;
   return n * sizeof(float) >= kLeastBytes &&
@@ -23,10 +23,10 @@ inline constexpr size_t kGrain = 256 * 1024;
 
 inline constexpr int kMaxThreads = 256;
 
-// Number of threads that a kernel may use: 1, or the value of the environment
-// variable COMMPROF_KERNEL_THREADS or of setThreads(). threads() and
-// setThreads() throw std::invalid_argument, with the value and the allowed
-// range.
+// Number of threads that a kernel may use: 1, unless the environment variable
+// COMMPROF_KERNEL_THREADS or a call of setThreads() sets another number.
+// threads() and setThreads() throw std::invalid_argument, with the value and
+// the allowed range.
 int threads();
 void setThreads(int count);
 

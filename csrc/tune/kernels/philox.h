@@ -25,7 +25,7 @@ constexpr PhiloxBlock philox(PhiloxBlock counter, PhiloxKey key) {
   return counter;
 }
 
-// Sequence of the random words of a seed and a counter.
+// The sequence of random words that belongs to a seed and a counter.
 class PhiloxStream {
  public:
   PhiloxStream(uint64_t seed, uint64_t counter)

@@ -24,7 +24,8 @@ void slotsAt(
 
 // Every rank computes the full reduction itself, with one barrier per block.
 // Blocks use the two halves of a slot in turn. A half is written again two
-// blocks later, after the next block's barrier: all ranks have read it by then.
+// blocks later, after the barrier of the block between them. Ranks reach that
+// barrier only after they have read the half.
 void allReduceDirect(
     Team& team,
     std::byte* data,

@@ -15,7 +15,8 @@ class BlockCodec {
  public:
   virtual ~BlockCodec() = default;
 
-  // Number of values per block; ranges begin at multiples of this number.
+  // Number of values per block. Ranges of a bucket that are encoded or decoded
+  // separately begin at multiples of this number.
   virtual size_t block() const = 0;
   virtual size_t bytes(size_t n) const = 0;
 
@@ -32,7 +33,8 @@ class BlockCodec {
   virtual bool valid(const std::byte* in, size_t n) const = 0;
 
   // Writes the encoded mean of in.size() encodings, which are summed in fp32 in
-  // their order. The mean is rounded once, with the smallest of `exponents`.
+  // their order. `exponents` are those of the encodings. The mean is rounded
+  // once, with the smallest of them.
   virtual void reduce(
       std::span<const std::byte* const> in,
       std::span<const int> exponents,
@@ -46,7 +48,7 @@ class BlockCodec {
       size_t n,
       float* out) const = 0;
 
-  // `part` begins at a multiple of block().
+  // Range of the values to decode; it begins at a multiple of block().
   struct Part {
     size_t begin = 0;
     size_t count = 0;

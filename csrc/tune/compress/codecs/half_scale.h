@@ -11,9 +11,9 @@
 
 namespace commprof::compress {
 
-// Range of the exponents. With an exponent above it, 2^-exponent / world would
-// be below fp32's normal range. An exponent below it would mean that values
-// exceed kLargestMagnitude.
+// Range of the exponents. With larger exponents, 2^-exponent / world could be
+// too small for a normal fp32 number. Only values above kLargestMagnitude would
+// need smaller exponents.
 inline constexpr int kMaxHalfExponent = 100;
 inline constexpr int kMinHalfExponent = -66;
 
@@ -26,9 +26,10 @@ inline bool isFinite(uint32_t max_abs_bits) {
   return max_abs_bits <= kLargestBits;
 }
 
-// Exponent for the bits of the largest |x|, see kernels::maxAbsBits(). Zeros
-// get the largest exponent: a sum gets the smallest exponent of its parts, and
-// a rank without gradients must not lower the sum's exponent.
+// Returns the exponent for an array whose largest |x| has these bits, see
+// kernels::maxAbsBits(). An array of zeros gets the largest exponent: a sum
+// gets the smallest exponent of its parts, and a rank without gradients must
+// not lower the sum's exponent.
 inline int halfExponent(uint32_t max_abs_bits) {
   const int exponent = int(max_abs_bits >> 23) - 127;
   return std::clamp(14 - exponent, kMinHalfExponent, kMaxHalfExponent);

@@ -43,7 +43,7 @@ PieceNote checkPiece(
   }
   const auto note = readNote(in + codec.bytes(count));
   if (!note) {
-    refusePayload(rank, channel, "a piece has an invalid note");
+    refusePayload(rank, channel, "a piece ends with invalid metadata");
   }
   if (note->finite && !codec.valid(in, count)) {
     refusePayload(rank, channel, "a block's scale is negative or not finite");
@@ -124,7 +124,8 @@ class OnePhaseRun {
     job_.finite = job_.finite && finite;
   }
 
-  // Copies the piece now because it is still in the caches.
+  // Copies this rank's encoded piece to job_.sent, unless null, while it is
+  // still in the caches.
   void keep(int piece) {
     if (job_.sent != nullptr) {
       std::byte* const to = job_.sent->payload.data();
@@ -154,8 +155,8 @@ class OnePhaseRun {
   }
 
   // Number of pieces sent before the first is summed, so that the link always
-  // has a next piece; waking up for each piece would take as long as sending
-  // it.
+  // has a next piece. Otherwise the thread would have to wake up before each
+  // piece is sent, which takes as long as sending it.
   static constexpr int kAhead = 3;
   static constexpr size_t kPlaces = kAhead + 1;
 
@@ -183,8 +184,8 @@ namespace {
 
 // One bucket in flight. Some pieces are sent to their owners before the first
 // is summed, and some sums are sent back before the first is decoded, so that
-// the link always has a next piece; waking up for each piece would take as long
-// as sending one.
+// the link always has a next piece. Otherwise the thread would have to wake up
+// before each piece is sent, which takes as long as sending it.
 class TwoPhaseRun {
  public:
   TwoPhaseRun(

@@ -8,8 +8,8 @@
 // their encodings of its chunk. It sums them in fp32 in rank order, rounds once
 // and sends the result to all. So a value is rounded twice, whereas a ring of
 // 16-bit values rounds it once per rank. All ranks, the chunk's owner included,
-// decode the same bytes. If a piece has non-finite values, the note of its
-// result reports this.
+// decode the same bytes. If a piece has non-finite values, the note (pieces.h)
+// that follows its result reports this.
 #pragma once
 
 #include "tune/compress/codecs/block_codec.h"
@@ -26,16 +26,16 @@ struct BlockScratch {
   Scratch results; // encoded means, with two phases
 };
 
-// Encodes a range of the job's bucket and appends its note. Makes two passes;
-// in the second, the piece is in the caches.
+// Encodes a range of the job's bucket and appends its note (pieces.h). Makes
+// two passes over the values; in the second, they are in the caches.
 void encodePiece(
     const BlockCodec& codec,
     const Job& job,
     Pieces::Range range,
     std::byte* out);
 
-// Returns the note in a piece of `count` values from `rank`; throws
-// PayloadError if the bytes are malformed.
+// Returns the note (pieces.h) of a piece of `count` values that `rank` sent;
+// throws PayloadError if the bytes are malformed.
 PieceNote checkPiece(
     const BlockCodec& codec,
     const Channel& channel,

@@ -121,7 +121,7 @@ void HostStage::handOver(
   }
   float* const gradient = bucket.gradient + slot.offset;
   for (size_t i = 0; i < residual.size(); ++i) {
-    gradient[i] += residual[i] / scale_; // the part is scaled later
+    gradient[i] += residual[i] / scale_; // the owner multiplies by scale_
   }
   handed_over_.emplace_back(slot, std::move(residual));
 }

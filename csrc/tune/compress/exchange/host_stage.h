@@ -25,8 +25,9 @@
 
 namespace commprof::compress {
 
-// Splits the bucket into one range of values per owner. Ranges consist of whole
-// slots and are as equal as the slots allow.
+// Splits the bucket into one range of values per owner, the rank of this host
+// that exchanges the range. Ranges consist of whole slots and are as equal as
+// the slots allow.
 std::vector<shm::Slice> wholeSlots(std::span<const Slot> slots, int owners);
 
 // Not thread-safe.
@@ -37,8 +38,8 @@ class HostStage {
 
   // Leaves the mean over all ranks in the bucket, as Compressor::run(); blocks.
   // `transport` connects the ranks of this index on all hosts; null if the
-  // smallest host has no such index. An exception ends the stage for all ranks
-  // of this host.
+  // smallest host has too few ranks for this index. An exception ends the stage
+  // for all ranks of this host.
   void run(
       Compressor& compressor,
       const Bucket& bucket,
@@ -49,8 +50,8 @@ class HostStage {
   void abandon(const std::string& why) noexcept;
 
  private:
-  // Returns this rank's part, empty if it has none, scaled so that the mean
-  // over hosts is the mean over ranks.
+  // Returns the part of the host's sum that this rank exchanges, or an empty
+  // one. The part is scaled so that the mean over hosts is the mean over ranks.
   Bucket addUp(
       Compressor& compressor,
       const Bucket& bucket,

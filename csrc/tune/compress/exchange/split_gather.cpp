@@ -51,7 +51,8 @@ constexpr size_t kWanted = 256;
 constexpr size_t kMost = 2 * kWanted;
 
 // The finaliser of MurmurHash3 (Appleby, public domain). All bits of a place
-// contribute, so that regular choices are sampled like any others.
+// contribute, so that regular choices (for example, every 64th place) are
+// sampled like any others.
 uint32_t mixed(uint32_t x) {
   x = (x ^ (x >> 16)) * 0x85ebca6bu;
   x = (x ^ (x >> 13)) * 0xc2b2ae35u;
@@ -125,8 +126,11 @@ using kernels::sparseBytes;
 using kernels::sparseParts;
 
 constexpr uint64_t kEntryBytes = 4;
-constexpr int kFewestRanks = 4; // with fewer, even equal choices hardly pay
-// With fewer values, three additional messages cost more than the saved bytes.
+// With fewer ranks, this exchange hardly pays even if all choose the same
+// places.
+constexpr int kFewestRanks = 4;
+// If a rank chooses fewer values, this exchange's three additional messages
+// cost more than the saved bytes.
 constexpr size_t kFewestValues = 16384;
 // The exchange pays only if it sends less than this part of the bytes that are
 // sent otherwise, since it costs additional work.
@@ -201,7 +205,7 @@ void SplitGather::divide(size_t n) {
     }
   }
   regions_.assign(world, {});
-  // Number of values of each rank in earlier parts.
+  // Number of values that each rank chose in the parts before `part`.
   std::vector<size_t> before(world, 0);
   uint64_t passed = 0;
   size_t part = 0;
@@ -355,7 +359,7 @@ void SplitGather::share(Job& job) {
   channel.sendToAll({results_.data(), length}, receive).wait();
   StageTimer timer(channel.report(), Stage::kDecode);
   const float factor = powerOfTwo(-smallestExponent(job.headers));
-  if (job.residual == nullptr) { // else the choice has zeroed the gradient
+  if (job.residual == nullptr) { // else topKMoved() zeroed the gradient
     std::fill_n(job.bucket.gradient, job.bucket.numel, 0.0f);
   }
   for (size_t r = 0; r < world; ++r) {

@@ -1,9 +1,9 @@
 // Exchange of chosen values through owners: each rank owns some parts of the
 // bucket, sums all ranks' chosen values in them and sends everyone the sums,
 // one per place (index in the bucket) that any rank chose. If many ranks choose
-// the same places, this is fewer bytes than sending all choices to everyone. It
-// is the exchange of Ok-Topk (Li and Hoefler, PPoPP 2022) without its second
-// choice, so no chosen value is dropped.
+// the same places, this is fewer bytes than sending all choices to everyone.
+// Ok-Topk (Li and Hoefler, PPoPP 2022) does the same, but then sends only the
+// largest sums; here all sums are sent, so no chosen value is dropped.
 #pragma once
 
 #include <cstddef>
@@ -66,11 +66,13 @@ struct Choices {
 // Size of the message that holds Choices, for a bucket of n values.
 size_t choicesBytes(size_t n);
 
-// Writes this message; `chosen` are places below n in ascending order.
+// Writes the message with the Choices of this rank, which chose the places
+// `chosen`, all below n and in ascending order.
 void writeChoices(std::span<const int32_t> chosen, size_t n, std::byte* out);
 
-// Returns the content, or null if it does not describe k places in a bucket of
-// n values. The message is choicesBytes(n) long and may have any content.
+// Returns the Choices in a message, or null if they are not k places in a
+// bucket of n values. The message is choicesBytes(n) long and may have any
+// content.
 std::optional<Choices> readChoices(const std::byte* in, size_t n, size_t k);
 
 // Returns the number of distinct places that the ranks chose, divided by the

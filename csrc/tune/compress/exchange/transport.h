@@ -43,7 +43,7 @@ class Transport {
   // Sums in place; the result is equal to the bit on all ranks.
   virtual std::unique_ptr<Transfer> allReduceSum(std::span<float> data) = 0;
 
-  // Returns the rank that error messages print.
+  // Returns the number by which error messages name `rank`.
   virtual int nameOf(int rank) const {
     return rank;
   }

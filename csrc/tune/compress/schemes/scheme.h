@@ -31,8 +31,8 @@ struct Proposal {
 };
 
 struct Snapshot {
-  // Bits of the largest |gradient + residual|, see kernels::maxAbsBits(); 0 if
-  // run() itself detects non-finite values.
+  // Bits of the largest |gradient + residual|, see kernels::maxAbsBits(). 0 if
+  // inspect() leaves it to run() to detect non-finite values.
   uint32_t max_bits = 0;
   // True if inspect() has overwritten the bucket's gradients and filled
   // Proposal::next, which becomes the residual once all ranks' values are known

@@ -84,9 +84,9 @@ uint32_t TopK::largestChosen() const {
   return kernels::maxAbsBits(values_.data(), values_.size());
 }
 
-// Puts the chosen values back into the residual. Since the choice, the residual
-// holds gradient + residual of all other values; now it is the whole sum again,
-// to the bit.
+// Puts the chosen values back into the residual. choose() has stored the sum of
+// gradient and old residual there, with zeros at the chosen places. Now the sum
+// is whole again, to the bit.
 void TopK::unchoose(Job& job) {
   const bool moved = chosen_ && job.residual != nullptr;
   for (size_t i = 0; moved && i < indices_.size(); ++i) {
@@ -115,7 +115,7 @@ void TopK::sendToAll(Job& job) {
   const int world = job.channel.size();
   const auto payloads = gather_.run(job.channel);
   StageTimer timer(job.channel.report(), Stage::kDecode);
-  if (job.residual == nullptr) { // else the choice has zeroed the gradient
+  if (job.residual == nullptr) { // else topKMoved() zeroed the gradient
     std::fill_n(job.bucket.gradient, n, 0.0f);
   }
   for (int r = 0; r < world; ++r) {

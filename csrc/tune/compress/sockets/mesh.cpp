@@ -73,7 +73,8 @@ void Mesh::awaitAny() {
   if (ready == 0) {
     fail(
         "nothing moved for " + std::to_string(timeout_.count()) +
-        " ms, the process group's timeout; until then: " + stillWaiting(peers));
+        " ms, the process group's timeout; moved until then: " +
+        stillWaiting(peers));
   }
   for (size_t i = 0; ready > 0 && i < peers.size(); ++i) {
     if (awaited[i].revents != 0) {

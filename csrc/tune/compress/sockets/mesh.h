@@ -22,9 +22,9 @@ namespace commprof::net {
 // Not thread-safe, unless noted.
 class Mesh {
  public:
-  // `sockets`: one per rank, empty for this rank. `names`: by rank, the rank
-  // that error messages print. If no byte moves for `timeout`, the awaited
-  // ranks are considered lost.
+  // `sockets`: one per rank, empty for this rank. `names`: for each rank, the
+  // number by which error messages name it. If no byte moves for `timeout`, the
+  // awaited ranks are considered lost.
   Mesh(
       int rank,
       std::vector<TcpSocket> sockets,
@@ -78,7 +78,7 @@ class Mesh {
 
 class SocketTransport final : public compress::Transport {
  public:
-  // `sums`: transport of the same ranks for all-reduces. Others may use the
+  // `sums`: transport of the same ranks for all-reduces. Other code may use the
   // mesh before and after this object's lifetime, but not during it.
   SocketTransport(
       std::shared_ptr<Mesh> mesh,

@@ -1,5 +1,6 @@
-// Kernels of block_quant.h and cast.h for one level, over the values begin to
-// end. For block_quant.h, begin is a multiple of the block size.
+// Kernels of block_quant.h and cast.h, compiled for one SIMD level (level.h).
+// They process the values from begin to end. For block_quant.h, begin is a
+// multiple of the block size.
 #pragma once
 
 #include <cstddef>

@@ -133,7 +133,7 @@ void decode(
 template <class Format>
 struct Rounded : Format {
   using Value = uint16_t;
-  using Last = Rounded; // writes the last values, first into a buffer
+  using Last = Rounded; // for the last values, which pass through a buffer
   static void finish() {}
 };
 template <bool kStreams>

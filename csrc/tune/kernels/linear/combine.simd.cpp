@@ -44,8 +44,9 @@ template <class T, class Arithmetic>
 struct Plain {
   using Stored = T;
   using Held = Arithmetic;
+  // True if runLines() supports Op. CPUs cannot divide vectors of integers.
   template <class Op>
-  static constexpr bool inLines() { // there are no vector divisions
+  static constexpr bool inLines() {
     return std::is_floating_point<T>::value || !Op::kMean;
   }
   static const Held* load(const T* in, Held*, size_t) {

@@ -1,5 +1,6 @@
-// Kernels of combine.h, compare.h, low_rank.h and sparse.h for one level, over
-// the values begin to end or over a part of the matrix.
+// Kernels of combine.h, compare.h, low_rank.h and sparse.h, compiled for one
+// SIMD level (level.h). Those with begin and end process only the values, rows
+// or columns from begin to end.
 #pragma once
 
 #include <cstddef>

@@ -11,7 +11,8 @@ namespace commprof::kernels {
 
 namespace {
 
-// Columns whose part of Q stays in the L1 cache during a pass over all rows.
+// Number of columns in one piece of work. For small ranks, their part of Q
+// stays in the L1 cache during a pass over all rows.
 constexpr size_t kColumns = 1024;
 
 size_t rowGrain(size_t cols) {

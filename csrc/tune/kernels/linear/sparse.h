@@ -1,7 +1,8 @@
-// Wire format of chosen values, 4 bytes each: first a u32 count for each part
-// of 65,536 places (indices in the bucket); then the places of all values, as
-// u16 offsets in their parts, ascending; then all values, as binary16 of value
-// * scale. Little-endian, no padding, at an even address.
+// Wire format of chosen values. First a u32 for each part of 65,536 places
+// (indices in the bucket): the number of chosen values in the part. Then, in 4
+// bytes per value, the places of all values, as u16 offsets in their parts,
+// ascending; and all values, as binary16 of value * scale. Little-endian, no
+// padding, at an even address.
 #pragma once
 
 #include <cstddef>

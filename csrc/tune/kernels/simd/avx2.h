@@ -169,7 +169,8 @@ inline I32 select(Mask m, I32 a, I32 b) {
       _mm256_blendv_epi8(b.hi, a.hi, m.hi)};
 }
 
-// Row `bits` contains the indices of the set lanes, in order.
+// Row `bits` contains the positions of the bits that are set in `bits`, in
+// ascending order.
 struct PackTable {
   alignas(32) int32_t row[256][8];
 };

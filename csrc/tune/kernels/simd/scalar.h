@@ -88,7 +88,7 @@ inline F32 fma(F32 a, F32 b, F32 c) {
 }
 inline F32 fnma(F32 a, F32 b, F32 c) {
   COMMPROF_LANES {
-    // The instruction keeps a NaN's sign.
+    // If a is NaN, its sign is kept, as by the instruction of x86.
     const float minus = std::isnan(a.lane[i]) ? a.lane[i] : -a.lane[i];
     a.lane[i] = std::fma(minus, b.lane[i], c.lane[i]);
   }

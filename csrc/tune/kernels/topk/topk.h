@@ -21,8 +21,8 @@ struct TopKStats {
   uint32_t reselections = 0;
 };
 
-// Memory that is reused between calls: for each thread (parallel.h), at most
-// 1.5 k + 64 Ki candidates.
+// Memory that is reused between calls: for each thread (parallel.h), room for
+// about 1.5 k + 68 Ki candidates.
 struct TopKScratch {
   std::vector<int32_t> indices;
   std::vector<float> values;
@@ -30,8 +30,9 @@ struct TopKScratch {
   uint64_t seed = 0x9e3779b97f4a7c15ull;
 };
 
-// Selects the values. indices and values have room for min(k, n) and are filled
-// in ascending order of index. Throws std::invalid_argument for n >= 2^31.
+// Selects the k largest |x|. indices and values have room for min(k, n) and are
+// filled in ascending order of index. Throws std::invalid_argument for n >=
+// 2^31.
 TopKStats topK(
     const float* x,
     size_t n,

@@ -31,7 +31,7 @@ inline F32 loadSource(const float* x, const float* residual, size_t i) {
   }
 }
 
-// Collects from at most 16 values, through a padded buffer.
+// Collects the candidates among at most 16 values, through a padded buffer.
 template <Source kSource>
 size_t collectTail(
     const float* x,

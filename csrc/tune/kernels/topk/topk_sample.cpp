@@ -70,7 +70,7 @@ void countSample(
 // Bin of the place-th largest value of the sample, counting from 1; the lowest
 // bin if there are fewer values.
 size_t binOf(const int32_t* bins, size_t place) {
-  constexpr size_t kStride = 64; // most bins are empty
+  constexpr size_t kStride = 64; // bins tested together; most are empty
   size_t bin = kBins;
   size_t above = 0;
   while (bin > 0) {

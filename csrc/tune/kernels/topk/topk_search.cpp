@@ -46,8 +46,9 @@ Cut cutFew(int32_t* keys, size_t count, size_t k) {
   return {key, k - size_t(above)};
 }
 
-// The cut after the k-th largest of keys, all of which are in the band.
-// Narrows the band to one bin at a time; keys are packed in place.
+// Returns the cut that selects the k largest of `keys`, all of which are in the
+// band. Each round narrows the band to one bin of its histogram and keeps only
+// the keys in that bin, in place.
 Cut kthLargest(int32_t* keys, size_t count, size_t k, KeyBand band) {
   Histogram bins;
   while (count > kFew) {
@@ -251,15 +252,17 @@ class Search {
     }
   }
 
-  // Lowers the band's smallest key: after the first pass to that of half the
-  // magnitude, then to 0. Its largest key becomes the largest of all keys.
+  // Lowers the band's smallest key: after the first pass, to the key of half
+  // its magnitude; after later passes, to 0. The band's largest key becomes the
+  // largest of all keys.
   void lowerBand(uint32_t passes) {
     constexpr int32_t kHalf = 1 << 23;
     const bool half = passes == 1 && band_.lowest > kHalf;
     band_ = {half ? band_.lowest - kHalf : 0, kLargestKey};
   }
 
-  // Moves the segments' candidates together.
+  // Moves the candidates of all segments to the beginning of held_; returns
+  // their number.
   size_t gather() {
     size_t count = 0;
     for (Segment& segment : segments_) {

@@ -19,16 +19,16 @@ Cut findCut(
     int32_t* keys);
 
 // Input of a search. residual is null without error feedback. Otherwise it
-// becomes x + residual or, if `before` is not null, x + before; in that case
-// `spent`, the same array as x, becomes zero.
+// becomes the sum, which is x + residual if `before` is null, else x + before.
+// If `before` is not null, `spent`, the same array as x, becomes zero.
 struct SearchInput {
   const float* x;
   float* residual;
   size_t n;
   const float* before = nullptr;
   float* spent = nullptr;
-  bool streams = false; // stores of that sum bypass the caches
-  bool summed = false; // true once residual is that sum
+  bool streams = false; // stores of x + before bypass the caches
+  bool summed = false; // true once residual holds the sum
 };
 
 class Segment {
@@ -36,17 +36,17 @@ class Segment {
   // Number of values between two checks whether the candidates still fit.
   static constexpr size_t kBlock = 4096;
 
-  // Number of entries that held and keys must have room for.
+  // Number of entries for which the constructor's `held` and `keys` need room.
   static size_t room(size_t n, size_t k);
 
   Segment(size_t begin, size_t end, size_t k, Pairs held, int32_t* keys)
       : begin_(begin), end_(end), k_(k), held_(held), keys_(keys) {}
 
-  // Collects the keys of at least band.lowest; if these are too many, keeps the
-  // k largest.
+  // Collects the values whose keys are at least band.lowest; if these are too
+  // many, keeps the k largest.
   void sweep(const SearchInput& input, KeyBand band);
-  // Writes the collected values back into the residual, which then is the whole
-  // sum again.
+  // Writes the collected values back into the residual, where sweep() left
+  // zeros in their places.
   void putBack(float* residual);
   // Moves the candidates, in their order.
   void moveTo(Pairs to);
@@ -77,8 +77,8 @@ class Segment {
   uint32_t reselections_ = 0;
 };
 
-// Runs the search. input.residual, if not null, becomes the sum, zero where
-// selected. 0 < k <= n.
+// Runs the search. input.residual, if not null, becomes the sum that
+// SearchInput describes, with zeros at the selected places. 0 < k <= n.
 TopKStats searchBand(
     const SearchInput& input,
     size_t k,

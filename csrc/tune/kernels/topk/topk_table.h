@@ -45,7 +45,7 @@ struct TopKTable {
       Pairs out,
       size_t held);
   // As collectSum, but stores the sum in another array and zeroes x. `streams`:
-  // stores bypass the caches; then sum + begin is aligned to 64 bytes.
+  // stores bypass the caches; then sum + begin must be aligned to 64 bytes.
   size_t (*collectMoved)(
       float* x,
       const float* residual,

@@ -29,7 +29,7 @@ class Channel {
   int size() const {
     return transport_.size();
   }
-  // Returns the rank that error messages print.
+  // Returns the number by which error messages name `rank`.
   int nameOf(int rank) const {
     return transport_.nameOf(rank);
   }

@@ -1,6 +1,7 @@
 // PieceNote: metadata that a block exchange appends to the values of each
-// piece, 4 bytes, little-endian. With it, a bucket need not be read completely
-// before its first piece is sent.
+// piece, 4 bytes, little-endian. Each piece has a scale of its own and reports
+// non-finite values itself, so a bucket need not be read completely before its
+// first piece is sent.
 //
 // Pieces: how a block exchange divides a bucket. The bucket is divided into
 // chunks, each summed by one rank; or it is a single chunk, which all ranks
