@@ -51,7 +51,9 @@ def _section(cause: CatalogueCause) -> Iterator[str]:
     if cause.fix_of_fsdp1:
         yield "With FSDP1 (`FullyShardedDataParallel`):"
         yield f"```python\n{cause.fix_of_fsdp1}\n```"
-    first = " The result of training is wrong, so it is named first." if cause.is_wrong else ""
+    first = (
+        " The result of training is wrong, so this cause is named first." if cause.is_wrong else ""
+    )
     yield _wrapped(f"Recognised as `{cause.id}`: {cause.looks_like}{first}")
     if cause.gain_note:
         yield _wrapped(f"What the fix wins: {cause.gain_note}")

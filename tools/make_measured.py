@@ -23,7 +23,7 @@ RESULTS = ROOT / "benchmarks/results"
 PAGE = ROOT / "docs/measured.md"
 NOT_YET = "not measured yet"
 STUDIES = [study for group in GROUPS.values() for study in group]
-#: Mark in a row's text, for words in which demands of one kind differ.
+#: Stands in a row's text for the words in which demands of one kind differ.
 GAP = "..."
 
 HEAD = """\

@@ -109,7 +109,7 @@ def rules_in_two_languages() -> list[list[str]]:
 def most_readings(run: Path) -> int:
     """Returns how often a report reads a trace: the largest number over the traces of a run.
 
-    The report has all sections and a price.
+    The report is made with all sections (``--all``) and with a price per hour.
     """
     readings: Counter[Path] = Counter()
     read = run_directory.read_trace
@@ -125,7 +125,7 @@ def most_readings(run: Path) -> int:
 
 
 def classes(package: Path) -> Iterator[tuple[str, ast.ClassDef]]:
-    """Yields each public class at the top level of a module, after the module's file."""
+    """Yields a pair for each public class at a module's top level: module's file, and class."""
     for file in sorted(package.rglob("*.py")):
         for node in ast.parse(file.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):

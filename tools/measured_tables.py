@@ -12,7 +12,7 @@ from benchmarks.own_cost import instructions, overhead
 
 
 def step_ratios(path: Path) -> str:
-    """Returns a table for each clock: recording modes and the control, at 1 and 2 ranks."""
+    """Returns a table for each measure of a step's cost, such as CPU time: a column per mode."""
     results = read_json(path)
     shown = [
         f"{name}, divided by that of processes without commprof [95 %]:\n\n{squeezed(table)}"

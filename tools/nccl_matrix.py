@@ -174,7 +174,7 @@ def as_told(
 
 
 def cells(expected: dict[Operation, Played], found: dict[Operation, Times], version: int) -> str:
-    """Returns the cells up to "unknown ends": of each kind, how many operations are as played."""
+    """Returns the cells up to "unknown ends": numbers of operations recorded as played."""
 
     def right(wanted: list[Operation]) -> str:
         return f"{sum(operation in found for operation in wanted)}/{len(wanted)}"

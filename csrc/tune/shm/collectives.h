@@ -28,7 +28,8 @@ void allReduce(
 // Copies `root`'s data to all ranks, in place.
 void broadcast(Team& team, std::byte* data, size_t bytes, int root);
 
-// Gathers team.size() parts of `bytes`, by rank, into one buffer or several.
+// Gathers one part of `bytes` bytes from each rank, in the order of the ranks,
+// into one buffer or into a buffer for each part.
 void allGather(Team& team, const std::byte* in, std::byte* out, size_t bytes);
 void allGather(
     Team& team,
@@ -36,8 +37,9 @@ void allGather(
     const std::vector<std::byte*>& out,
     size_t bytes);
 
-// Reduces team.size() parts of `count` elements; out receives this rank's part
-// of the result and may be this rank's part of in.
+// `in` has a part of `count` elements for each rank of the team. `out` receives
+// the reduction of this rank's part over the team, and may be the memory of
+// this rank's part of `in`.
 void reduceScatter(
     Team& team,
     const std::byte* in,

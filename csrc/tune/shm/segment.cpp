@@ -139,7 +139,8 @@ Segment::Segment(Segment&& other) noexcept
       pid_(other.pid_) {}
 
 Segment::~Segment() {
-  if (getpid() != pid_) { // the child may use these addresses for other memory
+  if (getpid() != pid_) {
+    // A forked child may use these addresses for other memory.
     return;
   }
   unlinkName();

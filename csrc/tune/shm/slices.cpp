@@ -9,7 +9,8 @@ namespace commprof::shm {
 
 namespace {
 
-// Slices begin on cache lines, for every element type, if the buffer does.
+// Slices begin at multiples of this number of elements. So each slice begins on
+// a cache line, for every element type, if the buffer begins on one.
 constexpr size_t kElementsPerLine = 64;
 
 size_t blocksOf(Slices slices, size_t block) {
@@ -17,7 +18,8 @@ size_t blocksOf(Slices slices, size_t block) {
   for (const Slice& slice : slices) {
     longest = std::max(longest, slice.count());
   }
-  // At least one block, so that the ranks compare their operations.
+  // At least one block, because the ranks compare their operations at the
+  // barrier of the first block.
   return std::max<size_t>(1, (longest + block - 1) / block);
 }
 
@@ -50,9 +52,9 @@ std::vector<Slice> equalSlices(int owners, size_t count) {
   return slices;
 }
 
-// Uses one barrier per block, like reduceScatter(). A half of a slot is written
-// again two blocks later, after the next block's barrier: all ranks have read
-// it by then.
+// Uses one barrier per block, like reduceScatter(). Blocks use the two halves
+// of a slot in turn. A half is written again two blocks later, after the next
+// block's barrier: all ranks have read it by then.
 void reduceToOwners(
     Team& team,
     std::byte* data,

@@ -1,7 +1,8 @@
 // The first and last step of an all-reduce whose middle step runs between
-// hosts: first each owner receives the host's sum of its slice, and at the end
-// every rank receives all slices. Between hosts, each owner's connection
-// transfers its slice.
+// hosts. The data is divided into slices; each belongs to one of the host's
+// ranks, its owner. First each owner receives the host's sum of its slice, and
+// at the end every rank receives all slices. Between hosts, each owner's
+// connection transfers its slice.
 //
 // chunksOf() divides an all-reduce over several hosts into chunks, so that
 // transfers between hosts overlap with the work within each host.
@@ -34,9 +35,10 @@ using Slices = std::span<const Slice>;
 // result is the same on every host with the same number of owners.
 std::vector<Slice> equalSlices(int owners, size_t count);
 
-// Leaves in each owner's slice of `data` its reduction over the team; the rest
-// of `data` is unchanged. 1 <= slices.size() <= team.size(). Throws TeamError;
-// `intent` describes the enclosing operation, which ranks compare.
+// Reduces each slice of `data` over the team. The result replaces the slice in
+// the `data` of its owner; everything else in `data` is unchanged.
+// 1 <= slices.size() <= team.size(). Throws TeamError; `intent` describes the
+// enclosing operation, which ranks compare.
 void reduceToOwners(
     Team& team,
     std::byte* data,

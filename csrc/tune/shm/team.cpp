@@ -27,7 +27,7 @@ constexpr uint32_t kSpins = 1500;
 // waker's core, where the two then alternate while another core is idle:
 // runnable threads are balanced over the cores, sleeping ones are not.
 constexpr uint32_t kYields = 64;
-constexpr size_t kCoreWords = 128; // 64 cores each: Linux supports no more
+constexpr size_t kCoreWords = 128; // of 64 cores: Linux has at most 8192 cores
 constexpr auto kRankCheckInterval = std::chrono::milliseconds(50);
 
 using Clock = std::chrono::steady_clock;
@@ -76,7 +76,8 @@ struct Team::Shared {
   // Number of barriers passed; futex.
   alignas(64) std::atomic<uint32_t> generation;
   alignas(64) std::atomic<uint32_t> sleepers;
-  alignas(64) std::atomic<uint32_t> broken; // 1: being written, 2: see reason
+  // 0: not broken; 1: broken, reason is being written; 2: reason is complete.
+  alignas(64) std::atomic<uint32_t> broken;
   char reason[512];
   std::atomic<uint64_t> cores[kCoreWords]; // bit mask of all ranks' cores
 
@@ -111,8 +112,9 @@ size_t segmentBytes(int size, size_t slot_bytes) {
   return headerBytes(size) + 2 * size_t(size + 1) * slot_bytes;
 }
 
-// Reserves the memory that this rank writes: its two slots and, in both
-// results, its part of a whole block. Rank 0 also reserves the header.
+// Reserves the memory that this rank writes: its two slots and, in each of the
+// two results, the part that it writes of a block that fills the result. Rank 0
+// also reserves the header.
 Segment Team::reserve(const TeamOptions& options) {
   const size_t bytes = segmentBytes(options.size, options.slot_bytes);
   const size_t header = headerBytes(options.size);
@@ -198,8 +200,9 @@ void Team::arriveAndWait() {
     throwReason();
   }
   const uint32_t generation = barriers_entered_++;
-  // Stored after everything that this rank does for the others, so that the
-  // last rank counts as missing if it ends or stops before it releases them.
+  // barriers_reached is stored after all that this rank does for the others, so
+  // that the rank that arrives last counts as missing if it ends or stops
+  // before it releases them.
   auto& barriers_reached = line(options_.rank).barriers;
   const uint32_t size = uint32_t(options_.size);
   if (all.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
@@ -343,8 +346,9 @@ void Team::arriveAndCheck(const Intent& intent) {
   for (int rank = 0; rank < options_.size; ++rank) {
     const Intent& other = line(rank).intents[parity];
     if (other != first) {
-      half_ =
-          0; // The half may differ between ranks, but no rank reads slots now.
+      // Calls that differ may have left ranks with different halves. No rank
+      // reads slots now, so all ranks can begin with the same half again.
+      half_ = 0;
       throw TeamError(
           "the ranks' calls differ: " + nameOf(0) + " does " + first.text() +
           ", " + nameOf(rank) + " does " + other.text());

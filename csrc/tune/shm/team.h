@@ -110,7 +110,8 @@ class Team {
   // Returns the rank that messages print for a rank of this host.
   int globalRank(int rank) const;
 
-  // Returns the half that the next operation uses; the same on all ranks.
+  // Returns the half, for slot() and result(), that the next operation uses;
+  // the same on all ranks.
   uint32_t nextHalf() noexcept {
     return half_ ^= 1;
   }

@@ -5,10 +5,10 @@
 
 namespace commprof::tune {
 
-// Valid once the module was imported.
+// Valid once setCore() has been called.
 const CoreFunctions& core() noexcept;
 
-// Called once, when the module is imported.
+// Called once, when the module of compressors and shared memory is imported.
 void setCore(const CoreFunctions& functions) noexcept;
 
 } // namespace commprof::tune

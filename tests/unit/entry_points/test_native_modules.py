@@ -85,8 +85,8 @@ def test_the_tune_module_refuses_the_core_of_another_build() -> None:
     done = finish(fork("-c", _OTHER_CORE, *names, spare_count=0))
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "ImportError: it was built with another version of commprof than the core module in this "
-        "process"
+        "ImportError: this module was built with another version of commprof than the core module "
+        "in this process"
     )
 
 

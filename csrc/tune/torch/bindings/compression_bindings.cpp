@@ -1,8 +1,8 @@
 // Python bindings of the compressing hook and of its connections between ranks:
 // no logic here.
 //
-// The GIL is released wherever the hook's thread may have to finish a bucket
-// first, and during waits for other ranks.
+// The GIL is released in calls that may have to wait until the hook's thread
+// has finished a bucket, and in calls that wait for other ranks.
 #include "tune/torch/bindings/bindings.h"
 
 #include <pybind11/stl.h>

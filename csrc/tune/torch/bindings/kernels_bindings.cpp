@@ -31,7 +31,8 @@ namespace {
 
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
-using Encoded = std::tuple<Tensor, Tensor>; // values and scales, or indices
+// Values and their scales, or values and their indices.
+using Encoded = std::tuple<Tensor, Tensor>;
 
 void check(const Tensor& tensor, const char* name, at::ScalarType type) {
   if (tensor.is_cpu() && tensor.layout() == at::kStrided &&

@@ -37,7 +37,7 @@ void bindShm(py::module_& m) {
           py::arg("size"),
           py::arg("slot_bytes"));
   py::class_<shm::Team, std::shared_ptr<shm::Team>>(
-      m, "Team", "The ranks of one host over shared memory.")
+      m, "Team", "The ranks of one host, connected by shared memory.")
       .def(
           py::init([](shm::Segment& segment,
                       const std::string& name,

@@ -23,8 +23,8 @@ const CoreFunctions& functionsOfCore() {
   const py::object capsule = module.attr(kCoreFunctionsAttribute);
   if (PyCapsule_IsValid(capsule.ptr(), kCoreFunctionsName) == 0) {
     throw py::import_error(
-        "it was built with another version of commprof than the core module "
-        "in this process");
+        "this module was built with another version of commprof than the core "
+        "module in this process");
   }
   return *static_cast<const CoreFunctions*>(
       PyCapsule_GetPointer(capsule.ptr(), kCoreFunctionsName));

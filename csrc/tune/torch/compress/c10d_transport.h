@@ -16,12 +16,12 @@ class ProcessGroup;
 
 namespace commprof::tune {
 
-// Messages are c10d's send and recv: gloo's all-gather and reduce-scatter copy
-// their data once more, and its all-to-all uses two threads that all peers
-// share. gloo aborts the process if the two ends of a message differ in length.
-// So a message's tag holds its index and its length: a send and a receive of
-// different lengths never match, and a wait for them ends with the group's
-// timeout.
+// Messages are c10d's send and recv, because gloo's all-gather and
+// reduce-scatter copy their data once more, and its all-to-all uses two threads
+// that all peers share. gloo aborts the process if the two ends of a message
+// differ in length. So a message's tag holds its index and its length: a send
+// and a receive of different lengths never match, and a wait for them ends with
+// the group's timeout.
 //
 // Used by one thread. No other code may use the group for messages or
 // all-reduces.

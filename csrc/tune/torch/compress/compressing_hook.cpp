@@ -68,8 +68,9 @@ uint32_t counted(uint64_t values) {
   return uint32_t(std::min<uint64_t>(values, UINT32_MAX));
 }
 
-// Records the spans, one kCompression and, if it was measured, one kQuality,
-// all with the bucket's op_id; nothing for op_id 0 or while capture is off.
+// Records the report's spans, one kCompression and, if the quality was
+// measured, one kQuality, all with the bucket's op_id. Records nothing for
+// op_id 0 or while capture is off.
 void recordReport(
     const compress::BucketReport& report,
     const std::string& scheme,

@@ -46,9 +46,11 @@ struct BucketTask {
 class Executor {
  public:
   struct Exchange {
-    // Null: this rank does not exchange.
+    // Connects this rank with its peers; null if only other ranks of this host
+    // have peers.
     std::unique_ptr<compress::Transport> transport;
-    std::unique_ptr<compress::HostStage> host; // null: all ranks exchange
+    // Adds up the host's gradients first; null if every rank exchanges its own.
+    std::unique_ptr<compress::HostStage> host;
   };
   // For error messages: `rank` is this rank in the model's group, and `scheme`
   // is the scheme with its options.
@@ -57,8 +59,8 @@ class Executor {
       Exchange exchange,
       int rank,
       std::string scheme);
-  // Stops, and waits up to a second. Do not hold the GIL: the thread may have
-  // to finish a bucket.
+  // Calls stop() with a patience of a second. Release the GIL first, because
+  // this may wait until the thread has finished the queued buckets.
   ~Executor();
 
   // Queues a bucket. Callable from any thread; the order must be the same on

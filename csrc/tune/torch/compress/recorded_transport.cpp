@@ -62,9 +62,10 @@ void recordWait(uint64_t op_id, Op op, uint64_t begin_ns, uint64_t end_ns) {
   core().push(wait);
 }
 
-// A message's end is recorded as the end of its wait. If several messages are
-// received, it is unknown which message the wait was for; waits of zero length
-// then only show that the messages had arrived by that time.
+// A message's end is recorded as the end of a wait for it. wait() waits for all
+// messages together. If exactly one of them is received, wait() counts as the
+// wait for that message. Every other message gets a wait of zero length at the
+// end of wait(), which only shows that the message was complete by then.
 class RecordedMessages final : public compress::Transfer {
  public:
   RecordedMessages(

@@ -270,7 +270,7 @@ class HierarchicalBackend final : public ThreadedBackend {
     }
   }
 
-  // gloo's own barrier would not wait for all-reduces in flight here.
+  // gloo's own barrier would not wait for all-reduces that this backend runs.
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
     return startBarrier(
         options.asyncOp, [connections = connections_, world = size_] {

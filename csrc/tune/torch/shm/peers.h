@@ -88,7 +88,7 @@ class Peers {
   const c10::intrusive_ptr<c10d::Backend> across_;
   const int global_rank_;
   std::atomic<int64_t> timeout_ms_{::kNoTimeout.count()};
-  // Number of startExchange() calls, the same on all ranks.
+  // Number of calls of startExchange() and giveUp(), the same on all ranks.
   uint32_t exchanges_ = 0;
 };
 
