@@ -37,6 +37,7 @@ from benchmarks.judging.demands import Demand, at_least, at_most, judged, of_all
 from benchmarks.judging.results_file import Lines, read_rows
 from commprof.analysis.inspector.kinds import UNSPLIT
 from commprof.analysis.inspector.result import InspectorResult, inspector_result
+from commprof.text import counted
 from tests.support.builders.inspector_logs import SimulatedJob, simulate
 
 #: Layouts to draw from: degrees of tensor, data and pipeline parallelism, and number of steps. A
@@ -135,7 +136,7 @@ def lowest_bandwidth(rows: Sequence[dict[str, Any]]) -> str:
         return ""
     return (
         f"In {right} of the {len(late)} jobs with a late process, the process with the lowest "
-        "bandwidth is a late one. In the other jobs it is one that waits for a late process. In "
+        "bandwidth is a late one. In the other jobs it is a process that is not late. In "
         f"the median of the {len(late)} jobs, the process with the lowest bandwidth spends "
         f"{statistics.median(waits):.0%} of its time in operations waiting.\n"
     )
@@ -149,9 +150,9 @@ def wait_resolution(rows: Sequence[dict[str, Any]]) -> str:
     excess_us = [row["wait_excess_us"] for row in off]
     worst = max(abs(row["wait_excess_us"]) / row["wait_us"] for row in off)
     return (
-        f"In the {len(off)} jobs that lost no record, the kernels of one call end at different "
-        "times, up to 3 µs apart. Where all ranks arrive together, the difference looks like "
-        "waiting: the mean waiting of a rank in a call is found "
+        f"In the {counted(len(off), 'job')} that lost no record, the kernels of one call end at "
+        "different times, up to 3 µs apart. Where all ranks arrive together, the difference looks "
+        "like waiting: the mean waiting of a rank in a call is found "
         f"{min(excess_us):.2f} to {max(excess_us):.2f} µs too long, at most {worst:.2%} of it.\n"
     )
 

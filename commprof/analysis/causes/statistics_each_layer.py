@@ -30,8 +30,8 @@ _SHARE = 0.05
 #: than forward: a model without gradients, such as a teacher, calls in forward only.
 _BACK = 0.5
 _WITHOUT_GRADIENT = (
-    " Most of the calls have no counterpart in backward. If only later steps use these values, as "
-    "with codebooks, one call after backward is enough."
+    " Backward hardly has such calls. If only later steps use these values, as with codebooks, one "
+    "call after backward is enough."
 )
 _FIX_OF_BUFFERS = (
     "# what only later steps use (codebooks, running sums, FP8 scales): keep this\n"

@@ -111,7 +111,7 @@ def card_says_what_is(one: Case) -> None:
         assert [float(x) for x in shown] == pytest.approx([percent] * len(shown), abs=TENTH), text
         assert bool(shown) or percent < TENTH, text
     exposed = size.percent("communication")
-    found = re.findall(r"(?:communication: [^,]+, |wins )([\d.]+)% of the step", text)
+    found = re.findall(r"(?:communication: [^,]+, |saves at most )([\d.]+)% of the step", text)
     expected = [exposed] * (2 if exposed > 0 and size.ranks > 1 else 0)
     assert [float(x) for x in found] == pytest.approx(expected, abs=TENTH), text
     assert ("not separated" in text) == (bool(found) and not size.split_known), text

@@ -41,7 +41,7 @@ def test_waits_shorter_than_the_logs_resolve_are_no_error(tmp_path: Path) -> Non
     assert 0.005 < row["wait_excess_us"] / row["wait_us"] < 0.02
     assert 0 < row["wait_excess_us"] < 1
     assert row["error"] < 0.001
-    assert "is 0.23 to 0.23 µs too long, at most 0.86% of it" in beside_truth([row])
+    assert "is found 0.23 to 0.23 µs too long, at most 0.86% of it" in beside_truth([row])
 
 
 def test_the_study_counts_jobs_and_what_the_lowest_bandwidth_names() -> None:
@@ -51,5 +51,4 @@ def test_the_study_counts_jobs_and_what_the_lowest_bandwidth_names() -> None:
     named, nobody, error = demands([right, wrong, clean])
     assert (named.figure, nobody.figure) == ("1 of 2", "1 of 1")
     assert error.figure == "0.20 %"
-    assert "In the 2 jobs with a late process" in lowest_bandwidth([right, wrong, clean])
-    assert "late one in 1" in lowest_bandwidth([right, wrong, clean])
+    assert lowest_bandwidth([right, wrong, clean]).startswith("In 1 of the 2 jobs with a late ")

@@ -40,7 +40,7 @@ def test_merged_traces_are_refused(
     assert main(["report", str(path)]) != 0
     text = capsys.readouterr().err
     assert SAID in text
-    assert "give the traces of the single ranks, in one folder" in text
+    assert "give the original traces, one per rank, in one folder" in text
 
 
 def test_one_process_that_is_numbered_in_two_ways_is_one(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_steps_without_kernels_are_left_out(
     assert world.parts.unphased_compute_ms == pytest.approx(6.0)
     assert world.parts.idle_ms == pytest.approx(3.0005)
     assert any(
-        f"kernels of {len(missing)} steps of 12 were not" in p for p in world.recording.problems
+        f"kernels of {len(missing)} of 12 steps were not" in p for p in world.recording.problems
     )
 
 

@@ -112,7 +112,7 @@ def test_results_of_two_clusters_in_one_file_are_not_one_line(
 
 
 def test_results_with_an_unknown_operation_or_unknown_ranks_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="all_reduce or reduce_scatter; rename the file"):
+    with pytest.raises(UsageError, match="reduce_scatter; put the right one into the file's name"):
         read_nccl_tests(written(tmp_path, "job.out", OLD))
     with pytest.raises(UsageError, match="which ranks took part"):
         read_nccl_tests(written(tmp_path, "all_reduce.log", OLD.replace("#  Rank", "#  R")))

@@ -166,7 +166,7 @@ def test_a_run_of_very_many_steps_keeps_the_parts_of_a_sample(
         reach = 4 * np.std(means, ddof=1) / np.sqrt(len(means))
         assert abs(np.mean(means) - expected.mean()) <= reach
     (said,) = [text for text in _caveats(tmp_path / "run", run, seen) if "is long" in text]
-    assert "of 639 of 1,199 measured steps" in said
+    assert "from 639 of 1,199 measured steps" in said
 
 
 def test_warm_up_may_end_in_steps_whose_parts_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

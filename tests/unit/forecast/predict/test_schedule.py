@@ -165,7 +165,7 @@ def test_steps_whose_device_waits_are_unknown_are_refused() -> None:
 
 def test_reading_a_schedule_from_a_trial_is_refused() -> None:
     trial = {"plan": "none,fp16", "first_step": 1, "begin_monotonic_ns": 150 * MS, "left_out": {}}
-    with pytest.raises(CommprofError, match=r"candidates of a trial .* without --trial"):
+    with pytest.raises(CommprofError, match=r"a trial switched settings .* without --trial"):
         read(rank_of(0, trial=trial), rank_of(1, trial=trial))
     # Later traces of the process name the trial, too, but hold none of its steps.
     earlier = {**trial, "begin_monotonic_ns": -150 * MS}
