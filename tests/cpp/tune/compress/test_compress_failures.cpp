@@ -233,8 +233,9 @@ void checkBadBuckets() {
   };
   CHECK_EQ(messageFor({{0, 0, 100, 10, 10}}), "");
   CHECK(contains(messageFor({{7, 1, 100, 100, 0}}), "parameter 7"));
-  CHECK(
-      contains(messageFor({{0, 0, 60, 60, 0}, {1, 50, 50, 50, 0}}), "begins at value 50"));
+  CHECK(contains(
+      messageFor({{0, 0, 60, 60, 0}, {1, 50, 50, 50, 0}}),
+      "begins at value 50"));
   CHECK(contains(messageFor({{0, 0, 100, 10, 11}}), "10 x 11"));
 }
 
