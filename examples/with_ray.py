@@ -32,7 +32,8 @@ def train(config: dict[str, str]) -> None:
 
 
 def main() -> None:
-    here = Path.cwd()  # workers have another directory; on a cluster name one that all hosts share
+    # Workers run in another directory. On a cluster, give a directory that all hosts share.
+    here = Path.cwd()
     TorchTrainer(
         train,
         train_loop_config={"traces": str(here / "commprof-trace")},

@@ -54,7 +54,7 @@ class _Pass:
 
     @property
     def differing(self) -> int:
-        """Number of different contents among the first batches; 0 if any part was not compared."""
+        """Number of different contents among the first batches; 0 if one has no checksum."""
         return 0 if None in self.contents else len(set(self.contents))
 
 

@@ -105,7 +105,7 @@ class Monitor:
             self._poll()
             if not lived and not self._a_rank_runs:
                 break
-            # The CPU time since the next line ran in the previous round: all of the monitor's work
+            # ``used_s - before_s`` is the CPU time of one whole round: all of the monitor's work
             # counts, not only the look.
             before_s, used_s = used_s, time.process_time()
             rest_s = min((used_s - before_s) / _OF_A_CORE, _LONGEST_S)

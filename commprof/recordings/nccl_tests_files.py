@@ -157,7 +157,7 @@ def _of_records(
     hosts = _hosts(first, ranks)
     if hosts == 1 and "gpus" not in first:
         remarks.append(
-            "rccl-tests' column nodes counts communicators, not hosts; all ranks are taken to be "
+            "rccl-tests' column 'nodes' counts communicators, not hosts; all ranks are taken to be "
             "on one host"
         )
     return NcclTestsLog(op, ranks, hosts, tuple(rows), (*remarks, *contradicted))

@@ -149,10 +149,10 @@ def lines_of_parts(
 
 
 def told_apart(paths: Sequence[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
-    """Returns each rank's line, with the line that called it if all ranks are at one line.
+    """Returns each rank's line; if all ranks are at one line, also a line that tells them apart.
 
-    ``paths``: by rank, the lines of the script's frames as ``call_path`` returns them. Of the
-    lines further out, the innermost at which the ranks differ is added.
+    This is the innermost calling line at which the ranks differ. ``paths``: by rank, the lines of
+    the script's frames as ``call_path`` returns them.
     """
     by_rank = [(rank, path.split(CALLED_AT)) for rank, path in paths]
     depth = min((len(path) for _, path in by_rank), default=0)

@@ -614,9 +614,9 @@ def _keys(
 ) -> _Keys:
     """Returns the collectives of ranks whose traces describe the process groups alike.
 
-    A recording that lacks fields (``Trace.recorded``) is passed alone. A key combines the
-    group's index with the collective's sequence number. ``names`` holds the indices of the groups
-    known so far, by name and by the order of groups with this name; new groups are added. The order
+    If a recording lacks fields (``Trace.recorded``), it is the only one in ``traces``. A key
+    combines the group's index with the collective's sequence number. ``names`` holds the indices of
+    the groups known so far, by name and by the order of groups with this name; new groups are added. The order
     distinguishes groups that reuse a name after ``destroy_process_group``.
     """
     number, op, seq = (joined(tables, name) for name in ("group", "op", "seq"))

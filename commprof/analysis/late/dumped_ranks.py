@@ -80,7 +80,8 @@ class _Numbered:
     def of(self, entry: Entry, is_pending: bool) -> int:
         """Returns the number of a message to or from a known rank.
 
-        The number is -1 if the message has completed and only pending messages are numbered.
+        The number is -1 for a completed message if the dump lacks the first messages with this
+        peer: then only pending messages are numbered.
         """
         key = entry.group, entry.op, entry.peer
         if not is_pending:

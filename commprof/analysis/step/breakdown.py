@@ -161,8 +161,8 @@ class HostDelays(FieldGroup):
     run_delay_ns: Floats
     #: Part of ``run_delay_ns`` that other threads of the rank's process may have caused.
     own_run_delay_ns: Floats
-    #: ``[step, phase, count]``, in the order of ``columns.HOST_COUNTS``: how much further
-    #: counters of the Linux kernel for the training thread increased in each phase.
+    #: ``[step, phase, count]``, in the order of ``columns.HOST_COUNTS``: increase of other
+    #: counters of the Linux kernel for the training thread in each phase.
     counts: Floats
 
 

@@ -166,7 +166,7 @@ class RankBlock:
         return whole, np.searchsorted(rank, np.arange(len(self) + 1))
 
     def hand_tables_to(self, traces: Sequence[Trace]) -> None:
-        """Gives each rank its own ``exposures_of`` and ``device_times``; the block drops both."""
+        """Gives each rank its own ``exposures_of`` and ``device_times``; they leave this object."""
         if len(self) == 1:
             return
         whole, first = self.exposures_of_ranks()

@@ -64,7 +64,7 @@ class StepWindows:
         return [self.steps[at : at + size] for at in range(0, len(self.steps), size)]
 
     def kept(self, ranks: int) -> list[Ints]:
-        """Returns the step indices of each stretch whose parts are kept.
+        """Returns, for each stretch of steps whose parts are kept, the indices of its steps.
 
         If there are not too many steps, all of them are one stretch.
         """

@@ -137,7 +137,7 @@ class Hang:
         return [*accused, *waiting[:1]]
 
     def at(self, lines: Mapping[int, str]) -> Hang:
-        """Returns the hang with the lines of code at which ranks are, for the hang's sentence.
+        """Returns a copy of the hang whose sentence also names the lines at which ranks are.
 
         lines: text by rank, such as "now at train.py:7"; ranks with an empty text are left out.
         """
