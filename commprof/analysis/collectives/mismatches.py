@@ -616,8 +616,8 @@ def _keys(
 
     If a recording lacks fields (``Trace.recorded``), it is the only one in ``traces``. A key
     combines the group's index with the collective's sequence number. ``names`` holds the indices of
-    the groups known so far, by name and by the order of groups with this name; new groups are added. The order
-    distinguishes groups that reuse a name after ``destroy_process_group``.
+    the groups known so far, by name and by the order of groups with this name; new groups are
+    added. The order distinguishes groups that reuse a name after ``destroy_process_group``.
     """
     number, op, seq = (joined(tables, name) for name in ("group", "op", "seq"))
     first_row = firsts_of(tables)
