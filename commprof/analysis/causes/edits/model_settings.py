@@ -34,10 +34,23 @@ def sharded_model(script: Script) -> str:
 
 
 def after_sharding(script: Script, call: str) -> str:
-    """Adds a call of a method of the sharded model after the model is sharded."""
+    """Adds a call of a method of the sharded model after the model is sharded.
+
+    A function that returns the sharded model makes the call before it returns.
+    """
     sites = [site for site in script.places("fully_shard") if site.loop is None]
     model = sharded_model(script)
-    return followed(sites[-1], f"{model}.{call}") if sites and model else ""
+    if not sites or not model:
+        return ""
+    site = sites[-1]
+    statement = site.statement
+    if not isinstance(statement, ast.Return):
+        return followed(site, f"{model}.{call}")
+    if statement.value is not site.call or not site.can_be_written:
+        return ""
+    first, last = site.source.span(statement)
+    lines = f"{site.source.segment(site.call)}\n{model}.{call}\nreturn {model}"
+    return site.source.edit("in place of", first, last, lines)
 
 
 def wrapped_model(script: Script) -> str:

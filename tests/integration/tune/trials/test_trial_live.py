@@ -153,6 +153,33 @@ def test_an_fsdp2_script_takes_part_unchanged_and_trains_with_a_setting(tmp_path
     assert [row["calls_per_step"] for row in gathers] == [3]  # only those of forward
 
 
+#: On one rank the optimizer's state holds an object that cannot be copied.
+UNKEPT = """
+import threading
+
+class Locked(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+        if dist.get_rank() == 1:
+            self.state[self.param_groups[0]["params"][0]]["lock"] = threading.Lock()
+
+torch.optim.SGD = Locked
+"""
+
+
+@pytest.mark.parametrize(("first", "plan"), [("", "int8"), (SHARDED, "reduce-dtype=bf16")])
+def test_no_rank_begins_a_trial_if_one_cannot_keep_its_state(
+    tmp_path: Path, first: str, plan: str
+) -> None:
+    plan += ",rounds=3,block=1"
+    script = tmp_path / "train.py"
+    steps = parse_trial(plan).steps
+    script.write_text(plain_script(steps=steps, layers=3, first=first, wrapped=UNKEPT))
+    _, text = run(tmp_path, "--trial", plan, str(script))
+    assert "cannot be saved and restored: rank 1: cannot pickle" in text
+    assert "candidates begins" not in text
+
+
 def test_a_script_that_ends_before_its_trial_leaves_whole_records(tmp_path: Path) -> None:
     """The script destroys the process group, as most do: nothing at the end may need it."""
     plan = "int8,bucket-cap=0.1,rounds=20,block=2"

@@ -18,7 +18,12 @@ from commprof.analysis.causes.edits.collective_calls import (
     without_calls,
     without_exchange,
 )
-from commprof.analysis.causes.edits.model_settings import DDP, with_settings, wrapped_model
+from commprof.analysis.causes.edits.model_settings import (
+    DDP,
+    after_sharding,
+    with_settings,
+    wrapped_model,
+)
 from commprof.analysis.causes.edits.script import Code, Script, Source, script_of
 from commprof.analysis.causes.edits.training_loop import (
     around_training,
@@ -424,3 +429,12 @@ def test_workers_persist_by_a_setting_of_their_loader() -> None:
 )
 def test_compilation_is_left_alone_where_a_setting_cannot_be_written(text: str) -> None:
     assert compiled_anew._edit(script(text)) == ""
+
+
+def test_a_function_that_returns_the_sharded_model_sets_it_before() -> None:
+    text = "def sharded(net):\n    return fully_shard(net)\n"
+    fix = after_sharding(script(text), "set_reshard_after_forward(False)")
+    lines = ["fully_shard(net)", "net.set_reshard_after_forward(False)", "return net"]
+    assert fix.splitlines() == ["# in place of train.py:2", *lines]
+    wrapped = text.replace("fully_shard(net)", "one(fully_shard(net))")
+    assert after_sharding(script(wrapped), "set_reshard_after_forward(False)") == ""
