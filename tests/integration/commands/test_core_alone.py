@@ -80,7 +80,7 @@ def test_what_is_missing_is_said_in_one_line(core: Path) -> None:
     assert "predict" not in helped
     words = ("-m", "commprof.run", "--nproc", "2", "--hook", "fp16")
     assert "commprof.tune" in run(core, *words, code=2)
-    assert "no microbench" in run(core, "-m", "commprof.microbench", "all_reduce", code=2)
+    assert "no command microbench" in run(core, "-m", "commprof.microbench", "all_reduce", code=2)
 
 
 def test_the_profiler_s_own_tests_pass_without_its_satellites(core: Path) -> None:
