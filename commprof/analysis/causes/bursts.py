@@ -107,13 +107,18 @@ def _work_and_waiting_ns(calls: RankCalls, earlier: Ints, later: Ints) -> tuple[
 
     ``earlier`` and ``later``: for each pair of calls, their rows; only barriers lie between them.
     """
-    barrier = among(calls.table.op, *codes_of("barrier")) & calls.is_blocking
-    blocked_ns = np.where(barrier, calls.wait_end_ns - calls.table.issue_ns, 0)
+    blocked_ns = np.where(_barriers(calls), calls.wait_end_ns - calls.table.issue_ns, 0)
     until = np.concatenate(([0], np.cumsum(blocked_ns)))
     in_barriers_ns = until[later] - until[earlier]
     issue_ns = calls.table.issue_ns[later]
     work_ns = issue_ns - calls.wait_end_ns[earlier] - in_barriers_ns
     return work_ns, calls.wait_end_ns[later] - issue_ns + in_barriers_ns
+
+
+def _barriers(calls: RankCalls) -> Mask:
+    """True for the barriers that the training thread waited for."""
+    mask: Mask = among(calls.table.op, *codes_of("barrier")) & calls.is_blocking
+    return mask
 
 
 def _root(calls: RankCalls) -> Ints:
@@ -126,7 +131,7 @@ def _root(calls: RankCalls) -> Ints:
 def bursts(calls: RankCalls, mask: Mask, least: int) -> Bursts:
     """Finds the bursts of at least ``least`` calls; ``mask``: the calls that may be in bursts."""
     table = calls.table
-    barrier = among(table.op, *codes_of("barrier")) & calls.is_blocking
+    barrier = _barriers(calls)
     other = np.flatnonzero(~barrier)
     chosen = (mask & calls.is_blocking & (calls.step >= 0))[other]
     columns = (calls.step, calls.segment, table.op, table.group)

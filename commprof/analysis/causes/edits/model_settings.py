@@ -23,13 +23,16 @@ def sharded_model(script: Script) -> str:
     """Returns the name of the whole sharded model; empty if it is not known.
 
     This is the variable to which FSDP1's wrapper, or the last ``fully_shard`` outside of loops, is
-    assigned. If the latter is not assigned, it is the argument of this ``fully_shard``.
+    assigned. If the latter is not assigned, it is the argument of this ``fully_shard``, unless the
+    argument contains a call, which would make another model.
     """
     if name := script.model(*FSDP1):
         return name
     for site in reversed(script.places("fully_shard")):
         if site.call.args and site.loop is None:
-            return site.target or site.source.segment(site.call.args[0])
+            model = site.call.args[0]
+            is_made = any(isinstance(node, ast.Call) for node in ast.walk(model))
+            return site.target or (site.source.segment(model) if not is_made else "")
     return ""
 
 

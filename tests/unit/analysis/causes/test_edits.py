@@ -436,5 +436,12 @@ def test_a_function_that_returns_the_sharded_model_sets_it_before() -> None:
     fix = after_sharding(script(text), "set_reshard_after_forward(False)")
     lines = ["fully_shard(net)", "net.set_reshard_after_forward(False)", "return net"]
     assert fix.splitlines() == ["# in place of train.py:2", *lines]
-    wrapped = text.replace("fully_shard(net)", "one(fully_shard(net))")
-    assert after_sharding(script(wrapped), "set_reshard_after_forward(False)") == ""
+    for other in ("one(fully_shard(net))", "fully_shard(made(net))"):
+        changed = text.replace("fully_shard(net)", other)
+        assert after_sharding(script(changed), "set_reshard_after_forward(False)") == ""
+
+
+def test_a_sharded_model_without_a_name_is_not_made_a_second_time() -> None:
+    assert after_sharding(script("fully_shard(made())\n"), "f()") == ""
+    assert after_sharding(script("net = fully_shard(made())\n"), "f()").endswith("\nnet.f()")
+    assert after_sharding(script("fully_shard(self.net)\n"), "f()").endswith("\nself.net.f()")
