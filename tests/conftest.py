@@ -1,9 +1,3 @@
-"""Reports deselected tests in the summary, and runs tests that measure again when they fail.
-
-The summary names the command for the deselected tests. Other processes can disturb a test that
-measures: a disturbed test passes when it runs again, as the summary reports; a defect fails again.
-"""
-
 from __future__ import annotations
 
 import os
@@ -20,17 +14,17 @@ from tests.support.machines.programs.programs import how_to_run, missing
 _TRIES_AGAIN = 2
 _DESELECTED = pytest.StashKey[list[pytest.Item]]()
 
-# Hundreds of processes import the same modules; compiling commprof would take each of them 0.5 s.
+# Without bytecode files, each of hundreds of processes would compile commprof for 0.5 s.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# A folder that does not exist: no machine profile of this user enters a test.
+# This folder does not exist, so the tests use no machine profile of the user.
 os.environ["XDG_CONFIG_HOME"] = str(Path(sys.prefix) / "no_configuration")
-# Simulates an activated environment, in which commands are printed as `commprof ...`.
+# In an activated environment, commands are printed as `commprof ...`.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
 def pytest_configure() -> None:
-    # A process that a shell starts in the background ignores Ctrl-C, and its children inherit this.
+    # A process that a shell starts in the background ignores SIGINT, and so do its children.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -40,6 +34,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if not missing(item)]
     config.hook.pytest_deselected(items=without)
     for item in items:
+        # Other processes can disturb a measurement, so a failed test that measures runs again.
         if item.get_closest_marker("measures"):
             item.add_marker(pytest.mark.flaky(reruns=_TRIES_AGAIN))
 
@@ -54,7 +49,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         import torch
 
         if not torch.cuda.is_available():
-            # The absence of a GPU that the variable promises is a failure.
             promised = os.environ.get("COMMPROF_REQUIRE_GPU") == "1"
             (pytest.fail if promised else pytest.skip)("needs a CUDA device")
     if item.get_closest_marker("needs_netns") and not (os.geteuid() == 0 and shutil.which("ip")):
@@ -64,7 +58,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    # Under xdist only the workers collect; `make test` therefore ends with a run without xdist.
+    # Under xdist, only the workers know the deselected tests, so nothing is printed here.
     deselected = config.stash.get(_DESELECTED, [])
     without = [item for item in deselected if missing(item)]
     slow = [item for item in deselected if item.get_closest_marker("slow") and item not in without]

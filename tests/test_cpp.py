@@ -1,10 +1,3 @@
-"""Builds the core and its own tests, runs them, and reads with Python what C++ wrote.
-
-They are built as shipped, in ``make test`` too. The slow tests also build them with the address and
-undefined-behaviour sanitizers, and those with threads with the thread sanitizer. ``make test-cpp``
-runs them by hand.
-"""
-
 from __future__ import annotations
 
 import json
@@ -19,7 +12,7 @@ from tests.support.builders import trace_bytes as made
 from tests.support.builders.histograms import histogram_of
 from tests.support.machines.core_tests import ROOT, build, run, tool
 
-pytestmark = pytest.mark.timeout(1800)  # the first one builds all
+pytestmark = pytest.mark.timeout(1800)  # the first test builds the core and all its tests
 TESTS = sorted(path.stem for path in (ROOT / "tests/cpp").rglob("test_*.cpp"))
 
 
@@ -74,7 +67,7 @@ def test_python_reads_every_field_that_cpp_wrote(built: Path, tmp_path: Path) ->
     assert set(first) == set(schema.RECORD_DTYPE.names or ())
     for name, value in first.items():
         expected[name] = np.uint64(value) + np.arange(len(expected), dtype=np.uint64)
-    # The first has the kind "none", so the reader leaves it out.
+    # The reader leaves out the first record, whose kind is "none".
     assert trace.records.tolist() == expected[1:].tolist()
     assert trace.metadata == made.metadata()
     assert (trace.complete, trace.dropped, trace.problems) == (True, 0, ())
@@ -97,7 +90,6 @@ def test_python_makes_the_same_histogram(built: Path, tmp_path: Path) -> None:
 
 
 def test_python_finds_the_same_steps(built: Path, tmp_path: Path) -> None:
-    """Boundaries at random: declared or found at updates, some lost, with pauses of capture."""
     random = np.random.default_rng(2)
     for _ in range(60):
         marks = _random_marks(random)
@@ -111,7 +103,8 @@ def test_python_finds_the_same_steps(built: Path, tmp_path: Path) -> None:
         trace = tmp_path / "rank_0.trace"
         trace.write_bytes(made.trace(made.block(made.RECORDS_BLOCK, b"".join(rows)), made.end()))
         steps = columns.steps(read_trace(trace))
-        expected = histogram_of((steps.end_ns - steps.begin_ns)[1:].tolist())  # without warm-up
+        # The first step is warm-up, and C++ leaves it out.
+        expected = histogram_of((steps.end_ns - steps.begin_ns)[1:].tolist())
         assert written["steps_end"] == steps.source, marks
         assert (written["steps"]["count"], written["steps"]["sum"]) == (
             expected.count,
@@ -120,7 +113,7 @@ def test_python_finds_the_same_steps(built: Path, tmp_path: Path) -> None:
 
 
 def _random_marks(random: np.random.Generator) -> list[tuple[int, int, int, int]]:
-    """Returns up to 13 tuples of a step, 1 if it ends here (else 0), time in ns, who placed it."""
+    """Returns marks: a step, 1 if it ends here (else 0), a time in ns, and who placed the mark."""
     kinds = random.choice(
         ["declared", "update", "skipped", "pause"], 12, p=random.dirichlet([1] * 4)
     )

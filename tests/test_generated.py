@@ -1,5 +1,3 @@
-"""The committed generated files are what the generators make of the present sources."""
-
 from __future__ import annotations
 
 import json
@@ -64,7 +62,7 @@ def test_the_measures_of_the_architecture_are_those_counted_now(tmp_path: Path) 
 
 
 def test_no_code_of_the_headers_is_lost() -> None:
-    """Counts rows by another rule than the generator, which may fail to read a row."""
+    """The generator may fail to read a row, so the test counts rows by a rule of its own."""
     header = (ROOT / "csrc/core/record.h").read_text()
     tables = (codes.Kind, codes.Phase, codes.OPS, codes.NCCL_ALGORITHMS, codes.NCCL_PROTOCOLS)
     assert len(re.findall(r"\bX\([A-Z]\w*,", header)) == sum(map(len, tables))

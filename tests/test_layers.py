@@ -1,7 +1,4 @@
-"""Packages import only those that the table of layers allows, and few packages import torch.
-
-Imports for type checking and imports inside functions count like all others.
-"""
+"""Imports for type checking and imports inside functions count like all other imports."""
 
 from __future__ import annotations
 
@@ -46,7 +43,6 @@ MAY_IMPORT = {
     "foundation": set(),
     "satellites": {"foundation"},
     "stats": set(),
-    # trace.run opens recordings of others, which are made of the columns that a trace has.
     "trace": {"foundation", "recordings"},
     "recordings": {"foundation", "trace"},
     "capture": {"foundation", "satellites", "trace", "monitor"},
@@ -100,9 +96,9 @@ MAY_IMPORT = {
     "tune.trials": {"foundation", "stats", "trace", "analysis", "tune.compressors"},
     "tune.trials.live": {"foundation", "tune.compressors", "capture", "tune.trials"},
 }
-"""Layer -> the other layers it may import; its own modules always, but for the foundation.
+"""Layer -> the other layers that its modules may import.
 
-A subpackage with a line of its own is a layer of its own."""
+Modules of one layer may import each other, except in the foundation."""
 
 ANALYSIS = (
     *("align", "step", "evidence", "collectives", "sweeps", "late", "checks", "inspector"),
@@ -122,29 +118,22 @@ ANALYSIS = (
     *("predicted", "replicas", "run_command", "causes", "remarks", "next_step", "verdict", "card"),
     "run",
 )
-"""Folders and modules of commprof/analysis; each may import those before it."""
+"""A folder or module of commprof/analysis may import only earlier entries."""
 
 MOST_FIELDS = 15
-"""Of a class in commprof/analysis; one with more holds groups (commprof/field_groups.py)."""
 
 SATELLITES = set(satellites.NAMES)
-"""Packages that the profiler works without; it reaches them through their seams alone."""
 
 TORCH_FREE = {
     *("trace", "recordings", "analysis", "audit", "forecast", "report"),
     *("monitor", "monitor.watchdog", "capture.boot"),
 }
-"""Reading a trace must not cost a torch import, nor need one; nor may a script's start."""
 
 MOST_RULES_IN_TWO_LANGUAGES = 9
-"""Rules that are written in C++ and in Python, in docs/architecture.md: may become fewer."""
 
 TORCH_HEADER = re.compile(r'\s*#\s*include\s*[<"]((?:torch/|ATen/|c10/|pybind11/|Python\.h)[^>"]*)')
 OWN_HEADER = re.compile(r'\s*#\s*include\s*"([^"]+)"')
-#: Most files, besides tests and pages, that a new section, field of the record, check or compressor
-#: may need.
 MOST_FILES_TO_ADD = 3
-#: What csrc/tune may include of the profiler, besides csrc/base.
 TUNE_MAY_INCLUDE = (
     "core/record.h",
     "torch/core_functions.h",
@@ -153,7 +142,6 @@ TUNE_MAY_INCLUDE = (
 
 
 def layer_of(parts: Sequence[str]) -> str | None:
-    """The layer of a module, by the parts of its name below commprof; None if it has no place."""
     if parts[0] in FOUNDATION:
         return "foundation"
     if parts[0] in ENTRY_POINTS:
@@ -165,14 +153,12 @@ def layer_of(parts: Sequence[str]) -> str | None:
 
 
 def violations(package: Path) -> list[str]:
-    """One line per import, or module, that the table above does not allow."""
     known = {path.stem for path in package.iterdir()} | FOUNDATION
     found = []
     for file in sorted(package.rglob("*.py")):
         where = file.relative_to(package)
         parts = where.with_suffix("").parts
         own_name = parts[0]
-        # A package that can be run is an entry point of its own.
         own = "entry points" if where.name == "__main__.py" else layer_of(parts)
         if own is None:
             found.append(f"{where}: {own_name} has no place in tests/test_layers.py")
@@ -183,7 +169,7 @@ def violations(package: Path) -> list[str]:
                 found.append(f"{where}: {own} imports {name}")
             if top != "commprof":
                 continue
-            # `from commprof import x` means the module x if there is one, else the package.
+            # `from commprof import x` means the module x if this module exists, else the package.
             target = rest if rest and rest[0] in known else ["__init__"]
             if not allowed(own_name, own, target):
                 found.append(f"{where}: {own} imports {name}")
@@ -192,7 +178,7 @@ def violations(package: Path) -> list[str]:
 
 def allowed(own_name: str, own: str, target: Sequence[str]) -> bool:
     if target[0] == "_native" and own in TORCH_FREE:
-        return False  # it imports torch
+        return False  # _native imports torch
     if own_name == "_native":
         return target[0] in ("_C", "_tune", "variables")  # _C and _tune are type stubs
     layer = layer_of(target)
@@ -200,7 +186,6 @@ def allowed(own_name: str, own: str, target: Sequence[str]) -> bool:
 
 
 def torch_includes(csrc: Path) -> list[str]:
-    """One line per torch, pybind11 or Python header included outside the bindings' folders."""
     return [
         f"{file.relative_to(csrc)} includes {match[1]}"
         for file in sorted(csrc.rglob("*"))
@@ -212,7 +197,6 @@ def torch_includes(csrc: Path) -> list[str]:
 
 
 def satellite_includes(csrc: Path) -> list[str]:
-    """One line per include across the border of csrc/tune that its interface does not allow."""
     return [
         f"{file.relative_to(csrc)} includes {match[1]}"
         for file in sorted(csrc.rglob("*"))
@@ -239,7 +223,6 @@ def test_the_profiler_imports_no_satellite_and_they_not_each_other() -> None:
 
 
 def later_imports(analysis: Path) -> list[str]:
-    """Imports within commprof/analysis that ``ANALYSIS`` does not allow, one line each."""
     return [
         f"{file.relative_to(analysis)} imports {target}"
         for file in sorted(analysis.rglob("[!_]*.py"))
@@ -294,7 +277,7 @@ def test_the_profiler_includes_nothing_of_tune_and_tune_only_what_is_given_to_it
 
 
 def test_the_native_code_uses_no_streams() -> None:
-    """They find another copy's locales if a compiler links its C++ library statically."""
+    """If the C++ library is linked statically, streams may find the locales of another copy."""
     streams = re.compile(r"#include <(?:(?:io|[iofs])stream|locale|regex)>")
     sources = [file for file in (ROOT / "csrc").rglob("*") if file.suffix in (".h", ".cpp")]
     assert len(sources) > 100
@@ -313,7 +296,6 @@ def test_rules_in_two_languages_are_listed_with_their_tests_and_become_no_more()
 
 
 def test_what_cpp_says_of_a_rule_in_python_is_in_that_table() -> None:
-    """A comment of C++ that names a file of Python as its equal is a rule in two languages."""
     equals = re.compile(r"(?:equal those|rule is that|the rules) of commprof/([\w/]+\.py)")
     named = {
         f"commprof/{match}"
@@ -323,7 +305,7 @@ def test_what_cpp_says_of_a_rule_in_python_is_in_that_table() -> None:
     assert len(named) >= 3
     in_table = {python for _, _, python, _, _ in rules_in_two_languages()}
     assert {Path(file).name for file in named} - {Path(file).name for file in in_table} <= {
-        "exposure.py"  # of the parts of a step, with breakdown.py
+        "exposure.py"  # the table lists breakdown.py for the parts of a step
     }
 
 
@@ -394,7 +376,6 @@ def test_a_planted_include_across_the_border_of_tune_is_found(tmp_path: Path) ->
 
 
 def folders(root: Path) -> list[str]:
-    """Folders with code in them, from the repository's root."""
     files = [*root.rglob("*.py"), *root.rglob("*.cpp"), *root.rglob("*.h")]
     return sorted({path.parent.relative_to(ROOT).as_posix() for path in files})
 
@@ -430,11 +411,10 @@ def test_each_addition_takes_at_most_three_files_that_are_there() -> None:
 
 
 def test_results_have_few_fields_or_groups_of_them() -> None:
-    """One class with all figures grew to 51 fields; now a figure has a home by its subject."""
     large = {name: number for name, number in numbers_of_fields().items() if number > MOST_FIELDS}
     assert large == {}
 
 
 def test_public_names_of_classes_are_unique() -> None:
-    """Except for the callback: it has the same name for each training framework."""
+    """The callback has the same name for every training framework."""
     assert repeated_classes() == ["CommprofCallback"]

@@ -1,5 +1,3 @@
-"""Names of local variables and arguments say what they hold."""
-
 from __future__ import annotations
 
 import ast
@@ -7,10 +5,8 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-#: Names that say nothing about what they hold.
 EMPTY = {"found", "each", "one", "at", "own", "said", "kept", "known", "place"}
-#: Limit of such names in the files of a folder, 0 in others: lower a number when they become fewer,
-#: never raise it.
+#: A folder may have so many EMPTY names, other folders none. Lower a number, never raise it.
 MOST = {
     "commprof": 16,
     "commprof/analysis": 107,
@@ -64,7 +60,6 @@ MOST = {
 
 
 def empty_names(text: str) -> int:
-    """Counts bindings of such names: assignments, loops and arguments."""
     nodes = [*ast.walk(ast.parse(text))]
     stored = [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
     arguments = [node.arg for node in nodes if isinstance(node, ast.arg)]

@@ -1,13 +1,3 @@
-"""One GPU, and so one rank on NCCL: device events, the sweep, and the built-in loop.
-
-With one rank NCCL's all-reduce is a copy at most. The tests of device events check that the times
-exist, are in order, add up, agree with the test's own events, and change nothing. The exposed time
-of a collective among several ranks is tested on the simulated device
-(tests/integration/devices/test_device_events.py). With one rank fsdp shards nothing and exchanges
-nothing, but with --cpu-offload it still keeps parameters, gradients and optimizer state in the
-host's memory, and fetches them for each block.
-"""
-
 from __future__ import annotations
 
 import json
@@ -76,7 +66,7 @@ def test_step_times_match_device_events_recorded_by_the_test(
     assert measured == pytest.approx(list(expected.values()), rel=0.02, abs=100_000)
     assert (parts.exposed_ns >= 0).all()
     assert (parts.exposed_ns <= parts.wall_ns).all()
-    # A step's multiplications count as forward time, whatever the host did at the same time.
+    # A step's multiplications are forward time, even if the host did something else meanwhile.
     assert np.median(parts.work.forward_ns[2:]) > 0.5 * np.median(truth["compute_ms"]) * 1e6
 
 
@@ -84,7 +74,6 @@ def test_step_times_match_device_events_recorded_by_the_test(
 def test_a_wait_for_a_busy_communication_stream_is_exposed(
     recorded: tuple[Trace, dict[str, Any]],
 ) -> None:
-    """The main stream waits for a collective on a side stream and for the long work before it."""
     trace, truth = recorded
     waits = trace.records[trace.records["kind"] == Kind.DEVICE_WAIT]
     length_ms = (waits["value"] - waits["timestamp_ns"]).astype(np.float64) / 1e6
@@ -126,13 +115,11 @@ def test_every_nccl_operation_gives_correct_results_on_one_rank(tmp_path: Path) 
     assert all(row["min_us"] > 0 for row in rows)
 
 
-#: Model with 13 MB of weights, 52 MB with gradients and Adam's moments, and few activations.
 WORKLOAD = "transformer:vocab=64,d_model=256,feedforward=1024,layers=4,sequence=8,samples=64"
 STEPS = 8
 
 
 def trained(directory: Path, *options: str) -> dict[str, Any]:
-    """Returns the result of a run of one rank."""
     done = call(
         *(*RUN, "--backend", "nccl", "--nproc", "1", "--workload", WORKLOAD, "--batch-size", "8"),
         *("--steps", str(STEPS), "--overhead-steps", "0", "--output", str(directory), *options),
@@ -170,5 +157,4 @@ def test_fsdp_with_cpu_offload_trains_like_ddp(ddp: dict[str, Any], tmp_path: Pa
     for metrics in (offloaded, whole):
         assert metrics["step_losses"] == pytest.approx(expected, rel=1e-3)
         assert metrics["weights_differ"] == []
-    # Offloaded tensors are not in the device's memory.
     assert 0 < offloaded["peak"] < whole["peak"]

@@ -1,5 +1,3 @@
-"""NCCL's profiler plugin on a GPU that two ranks share, beside torch.profiler's kernels."""
-
 from __future__ import annotations
 
 import json
@@ -18,13 +16,12 @@ pytestmark = pytest.mark.needs_gpu
 
 SCRIPT = str(Path(__file__).parents[1] / "support/scripts/nccl_inside.py")
 REPLAYS = 10
-#: Largest difference of 99 % of the kernels' times from torch.profiler's, in ns.
 MOST_NS = 3000
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Trace], list[Any]]:
-    """Returns what the job printed, its traces, and torch.profiler's kernels, by rank."""
+    """Returns the job's output, and for each rank its trace and torch.profiler's kernels."""
     folder = tmp_path_factory.mktemp("inside")
     run = folder / "run"
     done = call(
@@ -68,7 +65,8 @@ def test_times_are_those_of_torch_profiler(
         truth = np.array(kernels[part], dtype=np.int64)
         begin, duration = _nearest(nccl_ops(trace), truth)
         assert np.quantile(np.abs(duration - truth[:, 1]), 0.99) < MOST_NS
-        # Plugin and profiler each convert the GPU's clock: a constant offset of theirs is allowed.
+        # The plugin and the profiler convert the GPU's clock differently, so a constant offset
+        # between their times is allowed.
         offset = np.median(begin - truth[:, 0])
         assert np.quantile(np.abs(begin - truth[:, 0] - offset), 0.99) < MOST_NS
 
@@ -76,7 +74,6 @@ def test_times_are_those_of_torch_profiler(
 def _nearest(
     ops: NcclOps, truth: np.ndarray[Any, np.dtype[np.int64]]
 ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]:
-    """Returns begin and duration of the recorded operation that is nearest to each kernel."""
     rows = np.flatnonzero(ops.timed)
     at = np.abs(ops.begin_ns[rows][None, :] - truth[:, :1]).argmin(axis=1)
     return ops.begin_ns[rows][at], (ops.end_ns - ops.begin_ns)[rows][at]

@@ -1,9 +1,3 @@
-"""Two NCCL ranks that share one GPU: real kernels, which wait for each other through sockets.
-
-Their speed differs from that of a job with one GPU per rank. The kernels, the timing of each, the
-waits between ranks and the unchanged training are the same as there.
-"""
-
 from __future__ import annotations
 
 import re
@@ -23,7 +17,7 @@ from tests.support.machines.commands import RUN, TORCHRUN, call
 pytestmark = pytest.mark.needs_gpu
 
 SCRIPT = str(Path(__file__).parents[1] / "support/scripts/nccl.py")
-#: Delay of the late rank, far longer than the turns of about 2 ms in which the GPU serves both.
+#: The GPU serves the two ranks in turns of about 2 ms each, so the delay must be far longer.
 LATE_MS = 100
 EXPECTED = {"ddp": ("all_reduce",), "fsdp2": ("all_gather", "reduce_scatter")}
 

@@ -1,5 +1,3 @@
-"""Applies a printed fix: its changes begin "# in place of", "# before" or "# delete" FILE:LINE."""
-
 from __future__ import annotations
 
 import re
@@ -9,16 +7,7 @@ _CHANGE = re.compile(r"# (in place of|before|delete) (\S+?):(\d+)(?:-(\d+))?$")
 
 
 def applied(fix: str, name: str, text: str) -> str:
-    """Returns the text of a file after the changes that a fix prints.
-
-    Args:
-        fix: the fix, as it is printed.
-        name: name of the file, as the fix prints it.
-        text: text of the file before the changes.
-
-    Raises:
-        ValueError: the fix has no change, or changes another file.
-    """
+    """Returns ``text``, the content of file ``name``, after the changes of a printed fix."""
     lines = text.splitlines()
     changes: list[tuple[str, int, int, list[str]]] = []
     for line in fix.splitlines():
@@ -31,8 +20,8 @@ def applied(fix: str, name: str, text: str) -> str:
             changes[-1][3].append(line)
     if not changes:
         raise ValueError("the fix names no line")
-    # From the end of the file, so that the lines above keep their numbers. At the same line, code
-    # is put before it only after the line itself has been replaced.
+    # Later lines are changed first, so that earlier lines keep their numbers. At the same line, the
+    # replacement comes before the insertion.
     changes.sort(key=lambda change: (-change[1], change[0] == "before"))
     for verb, first, last, code in changes:
         indent = re.match(r"\s*", lines[first - 1])

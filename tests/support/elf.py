@@ -1,7 +1,4 @@
-"""Symbols and sections of a library's file (64-bit ELF, little-endian), without binutils.
-
-The layout is that of elf(5): section headers of 64 bytes, symbols of 24.
-"""
+"""Reads 64-bit little-endian ELF files; elf(5) describes all formats and offsets."""
 
 from __future__ import annotations
 
@@ -14,8 +11,6 @@ _SYMTAB, _DYNSYM = 2, 11
 
 
 class Section(NamedTuple):
-    """Header of one section."""
-
     name: str
     kind: int
     offset: int
@@ -24,15 +19,12 @@ class Section(NamedTuple):
 
 
 class Symbol(NamedTuple):
-    """One symbol, under its mangled name."""
-
     name: str
     bytes: int
     is_defined: bool
 
 
 def sections(library: Path) -> list[Section]:
-    """Returns the sections of a library, in order."""
     data = library.read_bytes()
     if data[:6] != b"\x7fELF\x02\x01":
         raise ValueError(f"{library} is no 64-bit little-endian ELF file")
@@ -50,7 +42,6 @@ def sections(library: Path) -> list[Section]:
 
 
 def symbols(library: Path) -> Iterator[Symbol]:
-    """Yields the symbols of a library, hidden ones too unless it was stripped."""
     data, headers = library.read_bytes(), sections(library)
     for section in headers:
         if section.kind in (_SYMTAB, _DYNSYM):

@@ -1,5 +1,3 @@
-"""A job of all-reduces in a ring whose every time is known (``test_nccl_network simulate``)."""
-
 from __future__ import annotations
 
 import time
@@ -13,20 +11,19 @@ from tests.support.nccl_runs import play
 
 @dataclass(frozen=True)
 class RankTruth:
-    """What is known of one rank, in ns over all its operations."""
+    """Sums over all operations of one rank."""
 
-    #: Parts of its sends to the next rank: time for the network, for the peer and for the GPU.
+    #: Each send to the next rank waits for the network, for the peer, and for the GPU.
     network_ns: float
     peer_ns: float
     gpu_ns: float
-    #: Waits of its kernels for the last rank.
     waits_ns: float
     transfer_ns: float
 
 
 def simulate(player: Path, out: Path, ranks: int, seed: int, slow: int) -> list[RankTruth]:
-    """Plays all ranks, one after the other; the link from rank ``slow`` to the next is slow."""
-    # The simulated times are ahead of the real clock, else the recorder's waits would end at once.
+    """Plays all ranks, one by one; the link from rank ``slow`` to the next rank is slow."""
+    # If simulated times were behind the real clock, the recorder's waits would end at once.
     base_ns = time.monotonic_ns() + 1000 * 10**9
     result = []
     for rank in range(ranks):
@@ -38,14 +35,12 @@ def simulate(player: Path, out: Path, ranks: int, seed: int, slow: int) -> list[
 
 
 def analysed(out: Path) -> NcclWorld:
-    """Returns what the report says of the job's operations and links."""
     result, _ = analyse_in_detail(out)
     (found,) = result.nccl
     return found
 
 
 def largest_error(truth: list[RankTruth], found: NcclWorld) -> float:
-    """Returns the largest relative error of the parts of all links, and of waits and transfer."""
     (row,) = found.rows
     per_rank = row.operations // len(truth)
     errors = [

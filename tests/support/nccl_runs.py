@@ -1,5 +1,3 @@
-"""What the player of NCCL's calls (``tests/cpp/nccl_plugin``) played, and what was written."""
-
 from __future__ import annotations
 
 import os
@@ -17,7 +15,7 @@ from commprof.trace.lookup import look_up
 from commprof.trace.nccl import nccl_ops
 from commprof.trace.reader import Trace, read_trace
 
-#: NCCL's names of operations in c10d's words, with input and output in units of the call's count.
+#: For each operation of NCCL: c10d's name, and input and output as multiples of the call's count.
 OPS = {
     "AllReduce": ("all_reduce", 1, 1),
     "AllGather": ("all_gather_into_tensor", 1, 2),
@@ -27,7 +25,6 @@ OPS = {
     "Send": ("send", 1, 0),
     "Recv": ("recv", 0, 1),
 }
-#: NCCL's names of types in torch's words.
 DATATYPES = {
     "ncclInt8": "Char",
     "ncclFloat16": "Half",
@@ -39,8 +36,6 @@ DATATYPES = {
 
 @dataclass(frozen=True, order=True)
 class Operation:
-    """One collective or message of a job of two ranks."""
-
     group: str
     op: str
     seq: int
@@ -51,7 +46,7 @@ class Operation:
 
 
 def of_unknown_size(operation: Operation) -> Operation:
-    """Returns the operation with 0 for the bytes that depend on the number of ranks."""
+    """Sets the bytes that depend on the number of ranks to 0."""
     if operation.op == "all_gather_into_tensor":
         return replace(operation, bytes_out=0)
     return replace(operation, bytes_in=0) if "scatter" in operation.op else operation
@@ -59,7 +54,7 @@ def of_unknown_size(operation: Operation) -> Operation:
 
 @dataclass(frozen=True)
 class Times:
-    """Begin and end in ns; 0 if not known."""
+    """A time of 0 ns means that the time is not known."""
 
     begin_ns: int
     end_ns: int
@@ -67,21 +62,19 @@ class Times:
 
 @dataclass(frozen=True)
 class Played:
-    """When an operation ran, and when the plugin was told of begin and end."""
+    """``told`` has the times at which the plugin heard of the operation's begin and end."""
 
     ran: Times
     told: Times
-    #: Number of capture's operation that made the call; 0 if there is none.
+    #: Number that capture gave the operation which made the call; 0 means no such operation.
     op_id: int = 0
-    #: Number of the graph's replay; 0 for a call.
+    #: Number of the graph's replay; 0 means a call outside of replays.
     replay: int = 0
     channels: int = 0
 
 
 @dataclass(frozen=True)
 class NcclOp:
-    """What the trace says of an operation that NCCL launched."""
-
     op_id: int
     replay: int
     channels: int
@@ -95,7 +88,7 @@ class NcclOp:
 def play(
     player: Path, *arguments: object, check: bool = True, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a player with these arguments, in an environment that has no other launcher's rank."""
+    """Runs a player without the variables of this process, which may set another rank."""
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "TMPDIR")}
     return subprocess.run(
         [player, *map(str, arguments)],
@@ -108,7 +101,6 @@ def play(
 
 
 def played(text: str) -> dict[Operation, Played]:
-    """Reads the player's output."""
     result = {}
     for line in text.splitlines():
         group, func, seq, peer, count, datatype, *times = line.split("\t")
@@ -124,7 +116,6 @@ def played(text: str) -> dict[Operation, Played]:
 
 
 def recorded(path: Path) -> tuple[Trace, dict[Operation, Times]]:
-    """Reads a trace that the plugin wrote."""
     trace = read_trace(path)
     return trace, dict(_rows(trace))
 
@@ -151,11 +142,6 @@ def _rows(trace: Trace) -> Iterator[tuple[Operation, Times]]:
 
 
 def launched(path: Path) -> tuple[Trace, dict[tuple[str, str, int, int], NcclOp]]:
-    """Reads a trace's operations of NCCL, by communicator, name, peer and sequence number.
-
-    The key's communicator ends in " replays" if a graph's replay ran the operation. Sequence
-    numbers count in the communicator.
-    """
     trace = read_trace(path)
     table = nccl_ops(trace)
     result = {}
@@ -187,16 +173,7 @@ def launched(path: Path) -> tuple[Trace, dict[tuple[str, str, int, int], NcclOp]
 def differences(
     expected: dict[Operation, Played], found: dict[Operation, Times], on_gpu: bool
 ) -> list[str]:
-    """Says what the plugin lost, added or got wrong, a line for each operation.
-
-    A time is right if it lies between the event and the moment at which the plugin was told of it.
-    If the interface has no times of the GPU, the time must be that moment.
-
-    Args:
-        expected: what was played.
-        found: what the plugin wrote.
-        on_gpu: the interface has times of the GPU.
-    """
+    """A recorded time must lie between the event and the moment at which the plugin heard of it."""
     lines = [f"lost: {operation}" for operation in sorted(expected.keys() - found.keys())]
     lines += [f"added: {operation}" for operation in sorted(found.keys() - expected.keys())]
     for operation in sorted(expected.keys() & found.keys()):
@@ -214,10 +191,7 @@ def differences(
 
 
 def logged(path: Path) -> list[str]:
-    """Returns what ``logging_plugin.cpp`` logged of each communicator, sorted.
-
-    If two threads log about the same communicator, their lines have no numbers of events.
-    """
+    """If two threads may have logged a block, sorts its lines and removes the events' numbers."""
     return sorted(
         block if block.startswith(("dp", "unnamed")) else "\n".join(sorted(_without_numbers(block)))
         for block in path.read_text().split("\f")[1:]

@@ -1,5 +1,3 @@
-"""Sections of a report as a terminal shows them."""
-
 from __future__ import annotations
 
 from commprof.analysis.scaling import RunResult
@@ -9,11 +7,9 @@ from commprof.report.table import section_blocks
 
 
 def table_text(section: Section) -> str:
-    """Returns heading, table and notes of a section, without its legend."""
     return next(section_blocks(section, 100))
 
 
 def tables_text(made: Maker, result: RunResult) -> str:
-    """Returns the ``table_text`` of all sections that ``made`` yields for a run; may be empty."""
     report = FullReport(result, (), None, None)
     return "\n\n".join(map(table_text, made(report, terminal(100))))

@@ -1,5 +1,3 @@
-// Tests the board on which ranks write their arrivals, with threads and
-// processes as ranks, and that lost arrivals are detected.
 #include "always_on/arrivals/arrival_board.h"
 
 #include <sys/wait.h>
@@ -20,8 +18,6 @@ namespace {
 constexpr uint64_t kToken = 4711;
 constexpr uint64_t kBegin = 1'000'000'000;
 
-// Returns the time at which a rank arrives at collective `seq`, which begins at
-// kBegin + seq us. Rank seq % ranks comes last.
 uint64_t arrival(uint32_t rank, uint32_t seq, uint32_t ranks) {
   return kBegin + seq * 1'000 + (rank == seq % ranks ? 900 : rank * 10);
 }
@@ -37,7 +33,6 @@ ArrivalBoard::Group joinGroup(
   return group;
 }
 
-// Acts like a helper thread; returns how often the last arrival was correct.
 uint32_t runRank(
     ArrivalBoard& board,
     uint32_t rank,
@@ -65,7 +60,7 @@ uint32_t runRank(
 void threadsAsRanks() {
   const auto board = ArrivalBoard::create(kToken);
   const uint32_t ranks = 4;
-  const uint32_t count = ArrivalBoard::kSlots + 1'000; // overwrites some
+  const uint32_t count = ArrivalBoard::kSlots + 1'000;
   std::vector<uint32_t> correct(ranks);
   std::vector<std::thread> threads;
   for (uint32_t rank = 0; rank < ranks; ++rank) {
@@ -131,7 +126,7 @@ void overwrittenArrivalsAreReportedAsLost() {
   CHECK(rank0.last(5 + ArrivalBoard::kSlots, 100, last) == State::kMissing);
 }
 
-// Cells hold 45 bits of nanoseconds and wrap.
+// A cell of the board holds the lowest 45 bits of a time in nanoseconds.
 void arrivalTimesAreCorrectWhenCellsWrap() {
   const auto board = ArrivalBoard::create(kToken);
   ArrivalBoard::Group rank0 = joinGroup(*board, 0, 2);
@@ -146,7 +141,6 @@ void arrivalTimesAreCorrectWhenCellsWrap() {
   CHECK_EQ(last.at_ns, wrap_ns + 500);
 }
 
-// A group's sequence numbers wrap after 2**32 collectives.
 void arrivalsAreFoundWhenSequenceNumbersWrap() {
   const auto board = ArrivalBoard::create(kToken);
   ArrivalBoard::Group rank0 = joinGroup(*board, 0, 2);
@@ -166,21 +160,18 @@ void arrivalsAreFoundWhenSequenceNumbersWrap() {
     CHECK(rank0.newestEnd(end));
     CHECK_EQ(end, seq + 1);
   }
-  // Overwritten by a collective after the wrap-around.
   CHECK(rank0.last(UINT32_MAX, at_ns, last) == State::kLost);
   std::vector<ArrivalBoard::Arrival> arrivals;
   rank0.arrivals(UINT32_MAX, at_ns, arrivals);
   CHECK(arrivals.empty());
   rank0.arrivals(seq - 1, at_ns, arrivals);
   CHECK_EQ(arrivals.size(), 2u);
-  rank0.post(UINT32_MAX - 5, at_ns); // a late cell does not move the end back
+  rank0.post(UINT32_MAX - 5, at_ns);
   uint32_t end = 0;
   CHECK(rank0.newestEnd(end));
   CHECK_EQ(end, seq);
 }
 
-// The more groups there are, the fewer collectives a new group keeps, until no
-// more groups fit.
 void theNumberOfGroupsIsBounded() {
   const auto board = ArrivalBoard::create(kToken, 16);
   uint32_t joined = 0;
@@ -200,11 +191,11 @@ void theNumberOfGroupsIsBounded() {
     joined += board_of_pairs->join({key, 0, 2, 0}, group) && group;
   }
   CHECK_EQ(joined, ArrivalBoard::kMaxGroups);
-  ArrivalBoard::Group group; // joined with a different size
+  ArrivalBoard::Group group;
   CHECK(!board_of_pairs->join({1, 0, 3, 0}, group));
 }
 
-// A group takes memory for its ranks on this host only.
+// A group takes memory only for its ranks on this host.
 void aGroupOf8192RanksHasRoomForAllSlots() {
   const auto board = ArrivalBoard::create(kToken, 8);
   std::vector<ArrivalBoard::Group> ranks(8);
@@ -223,7 +214,7 @@ void aGroupOf8192RanksHasRoomForAllSlots() {
   CHECK_EQ(last.rank, 4711u);
   CHECK_EQ(last.at_ns, kBegin + 500);
   CHECK_EQ(last.clock_error_ns, 30u);
-  // A rank of this host keeps its own exact time.
+  // Rank 56 is on this host, so the time that rank 56 posted counts.
   ranks[0].setLast(9, {kBegin + 9, 30, 56, 3});
   CHECK(ranks[0].last(9, kBegin, last) == State::kPartial);
   CHECK_EQ(last.rank, 56u);
@@ -232,7 +223,6 @@ void aGroupOf8192RanksHasRoomForAllSlots() {
   CHECK(ranks[0].last(9, kBegin, last) == State::kLost);
 }
 
-// All 8,192 ranks are on one host.
 void aGroupOf8192RanksFitsOnOneHost() {
   const auto board = ArrivalBoard::create(kToken, 8192);
   std::vector<ArrivalBoard::Group> ranks(8192);
@@ -250,8 +240,6 @@ void aGroupOf8192RanksFitsOnOneHost() {
   }
 }
 
-// If a rank may be done with an operation before another rank has arrived, the
-// board also has the arrivals of single ranks of other hosts.
 void singleRanksOfOtherHostsAreFound() {
   const auto board = ArrivalBoard::create(kToken);
   ArrivalBoard::Group rank0;
@@ -266,15 +254,17 @@ void singleRanksOfOtherHostsAreFound() {
   CHECK_EQ(last.rank, 103u);
   const AskedAbout early{reduce, kBegin + 600};
   CHECK(rank0.last(0, kBegin, last, early) == State::kMissing);
+  // In a gather, rank 0 waits only for the root.
   rank0.setListed(0, {1, 101, kBegin + 200});
   CHECK(rank0.last(0, kBegin, last, {gather, kBegin + 600}) == State::kKnown);
-  CHECK_EQ(last.rank, 101u); // the root alone is needed
+  CHECK_EQ(last.rank, 101u);
   rank0.setListed(0, {2, 102, kBegin + 500});
   rank0.setListed(0, {3, 103, kBegin + 900});
   CHECK(rank0.last(0, kBegin, last, early) == State::kKnown);
   CHECK_EQ(last.rank, 102u);
   CHECK_EQ(last.at_ns, kBegin + 500);
-  // In a large group, only the root's arrival is known.
+  // In a group of more than 256 ranks, other hosts send only the root's
+  // arrival.
   ArrivalBoard::Group large;
   CHECK(board->join({2, 0, 1000, 0}, large));
   large.post(0, kBegin, ArrivalBoard::Kind::kSingle);
@@ -295,7 +285,8 @@ int main() {
   overwrittenArrivalsAreReportedAsLost();
   arrivalTimesAreCorrectWhenCellsWrap();
   arrivalsAreFoundWhenSequenceNumbersWrap();
-  if (!check::kThreadSanitized) { // they have no threads, and many steps
+  // These tests have no threads and take long under the thread sanitizer.
+  if (!check::kThreadSanitized) {
     theNumberOfGroupsIsBounded();
     aGroupOf8192RanksFitsOnOneHost();
   }

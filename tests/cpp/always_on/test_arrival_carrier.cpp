@@ -1,5 +1,3 @@
-// Tests carriers of two hosts in one process over loopback: the last rank
-// across clocks, strangers, forks, and shutdown.
 #include "always_on/hosts/arrival_carrier.h"
 
 #include <sys/socket.h>
@@ -20,7 +18,8 @@ using namespace commprof;
 using namespace arrival_hosts;
 using State = ArrivalBoard::State;
 
-// The thread sanitizer reports the parent's threads as leaks of the child.
+// In a forked child, the thread sanitizer reports the parent's threads as
+// leaks.
 extern "C" __attribute__((visibility("default"))) const char*
 __tsan_default_options() {
   return "report_thread_leaks=0";
@@ -58,7 +57,6 @@ struct CarriedHost {
   }
 };
 
-// Rank 0's host, and one whose clock is 300 ms ahead; two ranks each.
 struct Pair {
   CarriedHost one{0, 0, 1};
   CarriedHost two{300 * int64_t(kMs), 2, 2};
@@ -72,8 +70,6 @@ uint64_t trueNs(uint64_t begin_ns, uint32_t seq, uint32_t rank) {
   return begin_ns + seq * kMs + (rank == seq % kRanks ? 500'000 : rank * 10);
 }
 
-// Acts like the helper threads of one host's two ranks; returns how often the
-// last rank and its arrival time were correct.
 uint32_t runHost(Host& host, uint64_t begin_ns, uint32_t count) {
   host.join();
   for (uint32_t seq = 0; seq < count; ++seq) {
@@ -104,7 +100,7 @@ void arrivalsCrossHostsAndClocks() {
   std::thread host_two(
       [&] { correct_on_two = runHost(pair.two.host, begin_ns, count); });
   std::thread connector([&] {
-    sleepMs(20); // the hosts find each other while the job runs
+    sleepMs(20);
     pair.connect();
   });
   CHECK_EQ(runHost(pair.one.host, begin_ns, count), count);
@@ -147,8 +143,6 @@ void arrivalsAreUnknownUntilClocksAreCompared() {
   CHECK(pair.one.host.last(0, now_ns, last) == State::kMissing);
   CHECK(pair.two.host.last(0, now_ns, last) == State::kMissing);
   CHECK(!pair.two.host.board->links().clock_known);
-  // After the first comparison of clocks, each host receives what is on the
-  // other host's board.
   pair.two.host.compare();
   for (Host* host : {&pair.one.host, &pair.two.host}) {
     CHECK(becomesTrue(
@@ -164,7 +158,7 @@ void anUnreachablePeerOnlyCountsAsUnsent() {
     const UdpSocket gone = UdpSocket::bound(kLoopback);
     local.carrier.addPeer({1, kLoopback, gone.port(), 1});
   }
-  local.carrier.addPeer({2, "::1", 9, 1}); // unreachable from an IPv4 socket
+  local.carrier.addPeer({2, "::1", 9, 1});
   CHECK_THROWS(
       std::invalid_argument, local.carrier.addPeer({1, "no.such.host", 9, 1}));
   CHECK_THROWS(
@@ -174,7 +168,8 @@ void anUnreachablePeerOnlyCountsAsUnsent() {
   CHECK_EQ(local.host.board->links().heard, 0u);
 }
 
-// Hosts 1 to 4, each with two of eight ranks; 2 and 3 send to 1, and 4 to 3.
+// Each of hosts 1 to 4 has two of eight ranks. Hosts 2 and 3 send to host 1,
+// and host 4 sends to host 3.
 struct Four {
   std::vector<std::unique_ptr<CarriedHost>> hosts;
   static constexpr uint64_t kKey = 78;
@@ -201,7 +196,6 @@ struct Four {
       hosts[host - 1]->carrier.addPeer(hosts[peer - 1]->peer(peer));
     }
   }
-  // Ranks of the given hosts issue `seq`; the last one is rank `late`.
   void issue(
       uint32_t seq,
       uint32_t late,
@@ -230,8 +224,8 @@ void aHostWithoutItsParentSendsToTheNextOne() {
   for (uint32_t number = 1; number <= 4; ++number) {
     CHECK(job.isKnown(number, 0, 6, State::kKnown));
   }
-  job.hosts[2].reset(); // host 3, between 4 and 1
-  CHECK(becomesTrue([&] { // host 4 has found host 1
+  job.hosts[2].reset();
+  CHECK(becomesTrue([&] {
     return job.hosts[0]->host.board->links().peers == 2 &&
         job.hosts[3]->host.board->links().heard == 2;
   }));
@@ -283,16 +277,18 @@ void foreignDatagramsAreIgnored() {
     }
     sendDatagram(noise);
     Datagram damaged = arrival(2, kToken + 1);
-    damaged[24 + random() % 4] ^= char(1 + random() % 255); // its host
+    // Bytes 24 to 27 hold the number of the sending host.
+    damaged[24 + random() % 4] ^= char(1 + random() % 255);
     damaged.resize(random() % damaged.size());
     sendDatagram(damaged);
   }
-  sendDatagram(arrival(2, kToken)); // the token of another host
+  sendDatagram(arrival(2, kToken));
   sendDatagram(arrival(ArrivalCarrier::kMaxHosts, kToken + 1));
   sleepMs(50);
   ArrivalBoard::Last last;
   CHECK(local.host.last(0, now_ns, last) == State::kMissing);
-  CHECK(becomesTrue([&] { // the noise may have filled the socket's buffer
+  // The noise may have filled the socket's buffer, so a datagram may be lost.
+  CHECK(becomesTrue([&] {
     sendDatagram(arrival(2, kToken + 1));
     return local.host.last(0, now_ns, last) == State::kKnown;
   }));
@@ -309,7 +305,7 @@ void aForkedChildInheritsNoCarrier() {
   CHECK(carrier.carry({kLoopback, kToken, 2}) != 0);
   carrier.addPeer({1, kLoopback, 9, 1});
   for (int i = 0; i < 5; ++i) {
-    sleepMs(30); // the thread is running
+    sleepMs(30);
     const pid_t pid = fork();
     if (pid == 0) {
       check::failed = 0;
@@ -324,7 +320,7 @@ void aForkedChildInheritsNoCarrier() {
     CHECK_EQ(waitpid(pid, &status, 0), pid);
     CHECK_EQ(status, 0);
   }
-  carrier.makeBoard(kToken + 1); // for the next process group
+  carrier.makeBoard(kToken + 1);
   CHECK_THROWS(std::logic_error, carrier.addPeer({1, kLoopback, 9, 1}));
   carrier.stop();
   CHECK_EQ(openFiles(), open_before);

@@ -1,4 +1,3 @@
-// Tests datagrams between hosts: content is preserved, damage is rejected.
 #include "always_on/hosts/arrival_message.h"
 
 #include <cstring>
@@ -23,8 +22,6 @@ KnownArrivals known(uint32_t seq, uint64_t after_ns, uint32_t rank) {
   return {seq, kSize - seq % 3, kBegin + after_ns, rank, {}};
 }
 
-// Returns a datagram with two runs of one group and a run of another group with
-// single ranks. Times go back and jump.
 Datagram packed() {
   ArrivalPacker packer(kHeader);
   const uint64_t times[] = {0, 1'000, 900, 3'000'000'000, 3'000'000'001};
@@ -33,7 +30,8 @@ Datagram packed() {
     CHECK(packer.add(kKey, kSize, known(seq, time, 4000 - seq), 50));
     ++seq;
   }
-  CHECK(packer.add(kKey, kSize, known(99, 0, 1), 70)); // 46 to 98 are missing
+  // The gap between sequence numbers 45 and 99 begins a new run.
+  CHECK(packer.add(kKey, kSize, known(99, 0, 1), 70));
   CHECK(packer.add(
       78,
       8,
@@ -50,7 +48,7 @@ void packedArrivalsAreReadBack() {
   CHECK_EQ(message->header.hosts, 17u);
   CHECK_EQ(message->header.own_token, 4712u);
   CHECK(message->header.goes_down);
-  CHECK_EQ(message->error_ns, 70u); // the largest
+  CHECK_EQ(message->error_ns, 70u);
   CHECK_EQ(message->runs.size(), 3u);
   const ArrivalRun& first = message->runs[0];
   CHECK_EQ(first.key, kKey);
@@ -120,7 +118,8 @@ void foreignAndDamagedDatagramsAreRejected() {
   CHECK(!read(longer));
   longer.resize(ArrivalPacker::kMaxBytes + 1);
   CHECK(!read(longer));
-  // Magic, version and token are the first 16 bytes, with the count of runs.
+  // The first 16 bytes hold the magic, the version, the number of runs and the
+  // token.
   for (size_t at = 0; at < 16; ++at) {
     Datagram bad = good;
     bad[at] ^= 1;
@@ -128,7 +127,8 @@ void foreignAndDamagedDatagramsAreRejected() {
   }
 }
 
-// Fields of the first run, which begins at byte 40.
+// Overwrites the field at offset `at` of the first run, which begins at byte 40
+// of the datagram.
 template <class T>
 bool acceptsRunWith(size_t at, T value) {
   Datagram datagram = packed();
@@ -137,23 +137,28 @@ bool acceptsRunWith(size_t at, T value) {
 }
 
 void impossibleRunsAreRejected() {
-  CHECK(acceptsRunWith(16, kSize + 1));
-  CHECK(!acceptsRunWith(0, uint64_t(0))); // no key
-  CHECK(!acceptsRunWith(16, uint32_t(1))); // a group of one
-  CHECK(!acceptsRunWith(16, uint32_t(1) << 24));
-  CHECK(!acceptsRunWith(24, uint16_t(0))); // no collectives
-  CHECK(!acceptsRunWith(24, uint16_t(4)));
-  CHECK(!acceptsRunWith(24, uint16_t(6)));
-  CHECK(!acceptsRunWith(26, uint16_t(1)));
-  CHECK(!acceptsRunWith(26, uint16_t(0xffff)));
-  CHECK(!acceptsRunWith(28, uint32_t(1))); // single ranks of five collectives
+  constexpr size_t kKeyAt = 0;
+  constexpr size_t kSizeAt = 16;
+  constexpr size_t kCountAt = 24;
+  constexpr size_t kBytesAt = 26;
+  constexpr size_t kIsListedAt = 28;
+  CHECK(acceptsRunWith(kSizeAt, kSize + 1));
+  CHECK(!acceptsRunWith(kKeyAt, uint64_t(0)));
+  CHECK(!acceptsRunWith(kSizeAt, uint32_t(1)));
+  CHECK(!acceptsRunWith(kSizeAt, uint32_t(1) << 24));
+  CHECK(!acceptsRunWith(kCountAt, uint16_t(0)));
+  CHECK(!acceptsRunWith(kCountAt, uint16_t(4)));
+  CHECK(!acceptsRunWith(kCountAt, uint16_t(6)));
+  CHECK(!acceptsRunWith(kBytesAt, uint16_t(1)));
+  CHECK(!acceptsRunWith(kBytesAt, uint16_t(0xffff)));
+  CHECK(!acceptsRunWith(kIsListedAt, uint32_t(1)));
 }
 
 void fullPackersRefuse() {
   ArrivalPacker packer(kHeader);
   uint32_t added = 0;
   while (packer.add(kKey, kSize, known(2 * added, added, 0), 0)) {
-    ++added; // every other number: each begins a run
+    ++added;
   }
   CHECK_EQ(packer.datagrams().size(), ArrivalPacker::kMaxDatagrams);
   uint32_t read_back = 0;

@@ -1,5 +1,3 @@
-// Tests the tree of hosts without a network: the last arrivals of groups that
-// span hosts, lost datagrams, and hosts that are silent.
 #include "always_on/hosts/arrival_tree.h"
 
 #include <functional>
@@ -17,21 +15,21 @@ constexpr uint64_t kToken = 4711;
 constexpr uint64_t kMs = 1'000'000;
 constexpr uint64_t kSecond = 1'000 * kMs;
 
-// Hosts 1 to n; the parent of host i is host parents[i - 1], 0 for the root.
-// Host i's clock is i seconds ahead.
+// The parent of host i is host parents[i - 1]; the parent of the root is 0.
+// Host i's clock is i seconds ahead of the true time.
 struct Tree {
   struct Node {
     Host host;
     ArrivalTree tree{*host.board};
     uint32_t parent;
-    bool is_silent = false; // sends nothing, takes nothing
+    bool is_silent = false;
     Node(uint32_t number, uint32_t parent_host)
         : host(int64_t(number * kSecond), 2 * (number - 1)),
           parent(parent_host) {}
   };
   std::vector<std::unique_ptr<Node>> nodes;
-  uint32_t size; // ranks of the group, two per host
-  uint64_t now_ns = 1000 * kSecond; // true time
+  uint32_t size;
+  uint64_t now_ns = 1000 * kSecond;
   uint64_t datagrams = 0;
   std::function<bool()> is_lost = [] { return false; };
 
@@ -62,7 +60,6 @@ struct Tree {
     Host& host = nodes[rank / 2]->host;
     host.ranks[rank % 2].post(seq, host.ownNs(true_ns), kind);
   }
-  // All ranks issue collective `seq` now, rank `late` 5 us later.
   void issue(uint32_t seq, uint32_t late) {
     for (uint32_t rank = 0; rank < size; ++rank) {
       post(rank, seq, now_ns + (rank == late ? 5'000 : rank));
@@ -130,7 +127,6 @@ struct Tree {
   }
 };
 
-// Three levels: 1; 2 and 3; 4 and 5 below 2.
 const std::vector<uint32_t> kDeep{0, 1, 1, 2, 2};
 
 void everyHostLearnsTheLastArrival() {
@@ -143,12 +139,14 @@ void everyHostLearnsTheLastArrival() {
   }
   ArrivalBoard::Last last;
   CHECK(hosts.state(1, 0, last) == State::kKnown);
-  // Twice 100 ns, plus 500 ppm of the time since the comparisons.
+  // The clock errors of two hosts add up. Each error is 100 ns, plus 500 ppm of
+  // the time since the comparison.
   CHECK(last.clock_error_ns >= 200 && last.clock_error_ns < 2'000'000);
   hosts.rounds(3);
   const uint64_t before = hosts.datagrams;
   hosts.rounds(3);
-  CHECK_EQ(hosts.datagrams, before); // everything is sent twice, not more often
+  // The hosts send everything twice, and nothing after that.
+  CHECK_EQ(hosts.datagrams, before);
 }
 
 void aLostDatagramLosesNothing() {
@@ -163,8 +161,6 @@ void aLostDatagramLosesNothing() {
   }
 }
 
-// A group on hosts 4 and 5 is known to their parent, host 2. The root and host
-// 3 keep nothing of this group.
 void smallGroupsStayBelowTheirCommonParent() {
   Tree hosts(kDeep, /*join=*/false);
   for (const uint32_t number : {4u, 5u}) {
@@ -179,13 +175,11 @@ void smallGroupsStayBelowTheirCommonParent() {
   CHECK_EQ(last.rank, 5u);
   CHECK(hosts.state(5, 0, last) == State::kKnown);
   CHECK_EQ(hosts.nodes[0]->tree.skipped(), 0u);
-  // Hosts 4 and 5 sent twice, and host 2 sent twice to each of them. Host 2 may
-  // also have sent to host 1.
+  // Hosts 4 and 5 sent two datagrams each, and host 2 answered each host twice.
+  // Host 2 may also have sent two datagrams to host 1.
   CHECK(hosts.datagrams >= 6 && hosts.datagrams <= 8);
 }
 
-// Helper threads drain one ring after another, so a host may see later
-// collectives before earlier ones. Ranks may also join late.
 void lateRanksOfAHostAreTaken() {
   Tree hosts({0, 1}, /*join=*/false);
   hosts.joinHost(1);
@@ -203,7 +197,7 @@ void lateRanksOfAHostAreTaken() {
   hosts.rounds(4);
   hosts.checkLast(1, 3, begin_ns + 3);
   for (uint32_t rank = 0; rank < 4; ++rank) {
-    hosts.post(rank, 0, begin_ns + (rank == 2 ? 9 : 0)); // after number 1
+    hosts.post(rank, 0, begin_ns + (rank == 2 ? 9 : 0));
   }
   hosts.rounds(4);
   hosts.checkLast(0, 2, begin_ns + 9);
@@ -224,8 +218,6 @@ void collectivesAreFoundWhenSequenceNumbersWrap() {
   }
 }
 
-// Without host 3, the other hosts get the last arrival among their own ranks,
-// and the number of ranks that are missing. Host 3 gets no last arrival.
 void aSilentHostCostsItsOwnFiguresOnly() {
   Tree hosts(kDeep);
   hosts.nodes[2]->is_silent = true;
@@ -241,7 +233,6 @@ void aSilentHostCostsItsOwnFiguresOnly() {
     CHECK_EQ(last.at_ns, hosts.nodes[number - 1]->host.ownNs(begin_ns + 5'000));
   }
   CHECK(hosts.state(3, 0, last) == State::kMissing);
-  // Host 3 was only slow.
   hosts.nodes[2]->is_silent = false;
   hosts.rounds(5);
   hosts.checkLast(0, 7, begin_ns + 5'000);
@@ -251,10 +242,10 @@ void aSilentHostCostsItsOwnFiguresOnly() {
   hosts.checkLast(1, 4, next_ns + 5'000);
 }
 
-// Less than half of a group's arrivals do not tell which rank came last.
+// A host names a last rank only if at least half of the group was seen.
 void aHostThatIsCutOffNamesNobody() {
   Tree hosts(kDeep);
-  hosts.nodes[3]->parent = 0; // nobody hears it, and it is its own root
+  hosts.nodes[3]->parent = 0;
   hosts.issue(0, 7);
   hosts.rounds(40);
   ArrivalBoard::Last last;
@@ -263,26 +254,23 @@ void aHostThatIsCutOffNamesNobody() {
   CHECK(last.rank != 107u && last.rank != 106u);
 }
 
-// Arrivals that went up through a former parent must not count again.
 void nothingCountsTwiceWhenTheParentChanges() {
   Tree hosts(kDeep);
   hosts.nodes[2]->is_silent = true;
   hosts.issue(0, 7);
-  hosts.rounds(2); // host 4's ranks are known to the root through host 2
+  hosts.rounds(2);
   hosts.nodes[3]->parent = 1;
   hosts.nodes[3]->tree.changeParent();
   hosts.rounds(10);
   ArrivalBoard::Last last;
-  CHECK(hosts.state(1, 0, last) == State::kMissing); // host 3 is missing
+  CHECK(hosts.state(1, 0, last) == State::kMissing);
   hosts.nodes[2]->is_silent = false;
   const uint64_t begin_ns = hosts.now_ns;
-  hosts.issue(1, 7); // a later collective goes the new way
+  hosts.issue(1, 7);
   hosts.rounds(4);
   hosts.checkLast(1, 7, begin_ns + 5'000);
 }
 
-// A rank that was done with a broadcast before another rank came did not wait
-// for that rank, even if that rank is on another host.
 void singleRanksCrossHosts() {
   Tree hosts({0, 1});
   const uint64_t begin_ns = hosts.now_ns;
@@ -295,6 +283,7 @@ void singleRanksCrossHosts() {
   }
   hosts.rounds(4);
   ArrivalBoard::Last last;
+  // Rank 0 was done before rank 3 came, so rank 0 waited for the root.
   const Meaning broadcast{Op::kBroadcast, 2, true};
   CHECK(
       hosts.state(1, 0, last, {broadcast, begin_ns + 2'500}) == State::kKnown);
@@ -321,8 +310,8 @@ void foreignCollectivesAreIgnored() {
   const auto is_missing = [&] {
     return hosts.state(1, 10, last) == State::kMissing;
   };
-  publish(78, 4, {10, 4, now_ns, 102}); // no such group
-  publish(kGroup, 5, {10, 5, now_ns, 102}); // a different size
+  publish(78, 4, {10, 4, now_ns, 102});
+  publish(kGroup, 5, {10, 5, now_ns, 102});
   publish(kGroup, 4, {10 + 2 * ArrivalBoard::kSlots, 4, now_ns, 102});
   publish(kGroup, 4, {10, 2, now_ns + 2 * ArrivalTree::kFutureNs, 102});
   publish(kGroup, 4, {10, 3, now_ns - 2 * ArrivalTree::kPastNs, 102});
@@ -332,8 +321,7 @@ void foreignCollectivesAreIgnored() {
   CHECK_EQ(last.rank, 102u);
 }
 
-// Collectives for which there is no room are counted; small groups do not take
-// the room of large ones.
+// Groups of more than 64 ranks have room of their own.
 void whatIsKeptIsBounded() {
   ArrivalTree tree(*Tree({0}).nodes[0]->host.board);
   ArrivalMessage message{{kToken, 0, 2, 1, false}, 0, {{kGroup, 65, {}}}};
@@ -346,10 +334,9 @@ void whatIsKeptIsBounded() {
   }
   CHECK_EQ(tree.skipped(), 100u);
   tree.advance(true, kSecond + ArrivalTree::kKeepNs + 1);
-  CHECK_EQ(tree.skipped(), 100u); // given up, but not for room
+  CHECK_EQ(tree.skipped(), 100u);
 }
 
-// Arrivals of a group that is entirely on one host are not sent.
 void groupsOnOneHostAreNotSent() {
   Tree hosts({0, 1}, /*join=*/false);
   Host& host = hosts.nodes[1]->host;

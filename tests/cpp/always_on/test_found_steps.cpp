@@ -1,6 +1,3 @@
-// Tests the steps that are found in loops that mark no steps, or mark them
-// late. With a file of marks as argument, prints the steps between these marks,
-// for comparison with a reader in another language.
 #include "always_on/found_steps.h"
 
 #include <fstream>
@@ -13,7 +10,8 @@ namespace {
 
 constexpr uint64_t kStepNs = 1'000'000;
 constexpr uint64_t kTrainer = 1;
-constexpr uint64_t kEngine = 2; // backward passes of a device run there
+// PyTorch runs the backward passes of a device on a thread of its own.
+constexpr uint64_t kEngine = 2;
 
 Record markOf(uint64_t step, bool ends, uint64_t at_ns, uint32_t found) {
   Record record;
@@ -27,7 +25,7 @@ Record markOf(uint64_t step, bool ends, uint64_t at_ns, uint32_t found) {
 }
 
 struct Loop {
-  ArrivalExchange no_groups; // no group is known
+  ArrivalExchange no_groups;
   WaitLedger ledger{no_groups};
   FoundSteps steps{ledger};
   uint64_t passes = 0;
@@ -44,8 +42,6 @@ struct Loop {
       uint32_t found = kStepUpdated) {
     steps.take(markOf(step, ends, at_ns, found));
   }
-  // Takes the records of a backward pass in the middle of the next millisecond,
-  // with a wait of 10 us.
   void backwardPass(bool communicates = true, uint64_t thread = kTrainer) {
     const uint64_t at_ns = passes++ * kStepNs;
     Record issue;
@@ -53,7 +49,8 @@ struct Loop {
     issue.op = Op::kAllReduce;
     issue.timestamp_ns = at_ns + kStepNs / 2;
     issue.thread = kEngine;
-    issue.value = passes; // a graph task
+    // The value of an issue is 1 plus the number of its backward pass.
+    issue.value = passes;
     if (communicates) {
       steps.take(issue);
     }
@@ -103,15 +100,14 @@ void backwardPassesEndTheStepsOfALoopWithoutMarks() {
   loop.backwardPasses(kPassesUntilFound - 1);
   CHECK(loop.holds("\"steps_end\":\"declared\",\"steps\":" + histogram(0, 0)));
   loop.backwardPasses(7);
-  // Steps last from the end of one backward pass to that of the next; the first
-  // is warm-up.
+  // A step lasts from the end of one backward pass to the end of the next pass.
+  // The first step is warm-up.
   CHECK(loop.holds(
       "\"steps_end\":\"backward\",\"steps\":" + histogram(5, kStepNs)));
   CHECK(loop.holds("\"exposed\":" + histogram(5, 10'000)));
-  CHECK(loop.holds(histogram(5, kStepNs / 2 - 10'000))); // in backward
+  CHECK(loop.holds(histogram(5, kStepNs / 2 - 10'000)));
 }
 
-// Always-on mode may begin in a loop whose begin was not recorded.
 void aLoopWithoutABeginHasStepsToo() {
   Loop loop(false);
   loop.backwardPasses(kPassesUntilFound + 6);
@@ -134,7 +130,7 @@ void onlyCommunicatingPassesOfTheTrainerEndSteps() {
 void theFirstEndMarkDiscardsStepsFoundFromBackward() {
   Loop loop;
   loop.backwardPasses(kPassesUntilFound + 4);
-  CHECK(loop.ledger.pending()); // their waits
+  CHECK(loop.ledger.pending());
   const uint64_t now_ns = loop.passes * kStepNs;
   loop.mark(0, true, now_ns);
   CHECK(!loop.ledger.pending());
@@ -146,7 +142,6 @@ void theFirstEndMarkDiscardsStepsFoundFromBackward() {
       histogram(1, 2 * kPassesUntilFound * kStepNs)));
 }
 
-// The first declared step is warm-up, even after steps found from updates.
 void declaredStepsReplaceFoundSteps() {
   Loop loop;
   loop.backwardPass();
@@ -157,28 +152,27 @@ void declaredStepsReplaceFoundSteps() {
   CHECK(loop.holds(
       "\"steps_end\":\"update\",\"steps\":" + histogram(1, kStepNs)));
   loop.mark(2, true, 3 * kStepNs, kStepDeclared);
-  CHECK(!loop.ledger.pending()); // the steps found earlier are dropped
+  CHECK(!loop.ledger.pending());
   CHECK(loop.holds("\"steps_end\":\"declared\",\"steps\":" + histogram(0, 0)));
+  // The first step between declared boundaries is warm-up.
   loop.mark(3, true, 4 * kStepNs, kStepDeclared);
   loop.mark(4, true, 6 * kStepNs, kStepDeclared);
-  loop.mark(5, true, 7 * kStepNs); // found, ignored
+  loop.mark(5, true, 7 * kStepNs, kStepUpdated);
   loop.mark(5, true, 8 * kStepNs, kStepDeclared);
   CHECK(loop.holds(
       "\"steps_end\":\"declared\",\"steps\":" + histogram(2, 2 * kStepNs)));
 }
 
-// If capture resumes between an update and a declared step, that step is
-// complete. It is the first declared one, so it is warm-up.
+// The step from 10 to 12 ms is warm-up, because it is the first declared step.
 void captureMayResumeBetweenAnUpdateAndADeclaration() {
   Loop loop;
   loop.mark(0, true, 1 * kStepNs);
-  loop.mark(1, false, 10 * kStepNs, kStepDeclared); // after a pause
+  loop.mark(1, false, 10 * kStepNs, kStepDeclared);
   loop.mark(1, true, 12 * kStepNs, kStepDeclared);
   loop.mark(2, true, 15 * kStepNs, kStepDeclared);
   CHECK(loop.holds("\"steps\":" + histogram(1, 3 * kStepNs)));
 }
 
-// The time during which capture is off is not a step.
 void aPauseOfCaptureIsNotAStep() {
   Loop loop;
   loop.backwardPasses(kPassesUntilFound + 3);
@@ -188,7 +182,6 @@ void aPauseOfCaptureIsNotAStep() {
   CHECK(loop.holds("\"steps\":{\"count\":5,\"sum\":4750000,"));
 }
 
-// Time in mode off is not a step either; no mark is made after it.
 void aStepThatLacksRecordsIsNotCounted() {
   Loop loop;
   loop.backwardPasses(kPassesUntilFound + 3);
@@ -198,7 +191,8 @@ void aStepThatLacksRecordsIsNotCounted() {
   CHECK(loop.holds("\"steps\":" + histogram(4, kStepNs)));
 }
 
-// Reads one mark per line: step, whether it ends there, time, source.
+// A test in Python writes the file. Each line has the step, whether the step
+// ends there, the time in ns and who placed the boundary.
 void printSteps(const char* path) {
   ArrivalExchange no_groups;
   WaitLedger ledger{no_groups};

@@ -1,5 +1,3 @@
-// Tests the histogram: buckets, merging in any order. With a file of numbers as
-// argument: prints their histogram's JSON.
 #include "always_on/summary/histogram.h"
 
 #include <algorithm>
@@ -31,22 +29,20 @@ Histogram histogramOf(const std::vector<uint64_t>& values) {
   return histogram;
 }
 
-// Checks that buckets rise with the values, and that none is wider than 1/64 of
-// its values.
 void bucketsAreContiguousAndNarrow() {
   uint32_t last = 0;
   for (double x = 0; x < kHourNs; x = x * 1.003 + 1) {
     const auto ns = uint64_t(x);
     const uint32_t bucket = Histogram::bucketOf(ns);
     CHECK(bucket >= last && bucket < Histogram::kBuckets);
-    CHECK(bucket - last <= 2); // a step of 1.003 ns skips no wider bucket
+    CHECK(bucket - last <= 2);
     last = bucket;
     CHECK(Histogram::bucketOf(ns + ns / 64 + 1) > bucket);
   }
   CHECK_EQ(Histogram::bucketOf(63), 63u);
   CHECK_EQ(Histogram::bucketOf(64), 64u);
   CHECK_EQ(Histogram::bucketOf(128), 128u);
-  CHECK_EQ(Histogram::bucketOf(130), 129u); // buckets of width two
+  CHECK_EQ(Histogram::bucketOf(130), 129u);
   CHECK_EQ(Histogram::bucketOf(UINT64_MAX), Histogram::kBuckets - 1);
 }
 
@@ -56,14 +52,14 @@ void countersAreExact() {
       json(empty),
       "{\"count\":0,\"sum\":0,\"min\":0,\"max\":0,\"buckets\":[]}");
   const Histogram four = histogramOf({5, 1000, 1001, uint64_t(1) << 50});
-  // 1000 = 125 * 8: shift 3, bucket 3 * 64 + 125 = 317.
+  // The value 1000 is 8 * 125, so its bucket is 3 * 64 + 125 = 317. The JSON
+  // has 312, the distance from bucket 5.
   CHECK_EQ(
       json(four),
       "{\"count\":4,\"sum\":1125899906844630,\"min\":5,\"max\":"
       "1125899906842624,\"buckets\":[5,1,312,2,2050,1]}");
 }
 
-// Checks that parts, merged in any order and grouping, equal the whole.
 void mergingIsAssociativeAndCommutative() {
   Random random(3);
   for (int round = 0; round < 50; ++round) {
@@ -77,7 +73,7 @@ void mergingIsAssociativeAndCommutative() {
     for (const auto& part : parts) {
       unmerged.push_back(histogramOf(part));
     }
-    while (unmerged.size() > 1) { // a random pair, in a random direction
+    while (unmerged.size() > 1) {
       std::shuffle(unmerged.begin(), unmerged.end(), random);
       const Histogram last = std::move(unmerged.back());
       unmerged.pop_back();

@@ -1,5 +1,3 @@
-// Tests how waiting for late ranks is counted by blocks of time: the number of
-// blocks and ranks, and the clock of the blocks.
 #include "always_on/arrivals/late_ranks.h"
 
 #include <string>
@@ -40,7 +38,8 @@ void timeBlocksGrowToBoundTheirNumber() {
   std::string json;
   late.appendJson(json);
   CHECK(json.size() < 12'000);
-  uint64_t sum = 0; // every third number
+  // Every third number of the cells is a waiting time in ns.
+  uint64_t sum = 0;
   size_t at = json.find("\"cells\":[") + 9;
   for (uint64_t i = 0; json[at - 1] != ']'; ++i) {
     size_t length = 0;
@@ -51,7 +50,6 @@ void timeBlocksGrowToBoundTheirNumber() {
   CHECK_EQ(sum, 50'000u);
 }
 
-// Times move to the nearest block, in both directions.
 void timesMoveByWholeBlocks() {
   LateRanks late;
   late.exposed(1'000 * kBlock, 2, 5);
@@ -68,8 +66,7 @@ void timesMoveByWholeBlocks() {
       holds(late, waitedFor(kBlock, cell(102, 2, 5) + "," + cell(105, 1, 8))));
 }
 
-// In a group of 8,192 ranks, only the 1,024 ranks that cost most waiting are
-// listed one by one.
+// Only the 1,024 ranks for which others waited longest are listed.
 void theNumberOfRanksIsBounded() {
   LateRanks late;
   for (uint32_t rank = 0; rank < 8192; ++rank) {
@@ -91,8 +88,6 @@ void theNumberOfRanksIsBounded() {
   CHECK(!has(cell(1, 7000, 7000)));
 }
 
-// One rank of a host that has been up for ten days, and its neighbour, which
-// comes 20 ms late to each collective.
 struct Neighbours {
   std::shared_ptr<ArrivalBoard> board = ArrivalBoard::create(1);
   ArrivalExchange exchange;
@@ -106,7 +101,6 @@ struct Neighbours {
     late_exchange.addGroup({1, "dp", 1, 2});
     late_exchange.setBoard(board, 1);
   }
-  // A step of 100 ms.
   void step(uint64_t number) {
     const uint64_t at_ns = 10 * kDay + number * 100 * kMs;
     Record record;
@@ -125,7 +119,8 @@ struct Neighbours {
          20 * kMs,
          {{at_ns, at_ns + 20 * kMs, 20 * kMs, number, 0}}});
     ledger.resolve(at_ns + 101 * kMs);
-    ledger.resolve(at_ns + 102 * kMs); // with the next drain
+    // Only the second call of resolve() splits the waits of a step.
+    ledger.resolve(at_ns + 102 * kMs);
   }
   void setClock(bool known, int64_t offset_ns) {
     HostLinks links;
@@ -135,8 +130,8 @@ struct Neighbours {
   }
 };
 
-// Rank 0's host has been up for one day, which becomes known after the first
-// step; then the job gets another rank 0, whose clock is unknown for a while.
+// Rank 0's host has been up for one day, so its clock is 9 days behind this
+// host's clock.
 void earlierStepsMoveWhenRank0sClockBecomesKnown() {
   Neighbours ranks;
   ranks.step(1);

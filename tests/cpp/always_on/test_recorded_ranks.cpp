@@ -1,10 +1,6 @@
-// Tests always-on mode on whole recordings: the summaries of several ranks of
-// one host, which share a board, from the records of each.
-//
-// `test_recorded_ranks DIRECTORY` reads the records from files that a test in
-// Python wrote, and writes the summary of each rank to DIRECTORY/N.json.
-// DIRECTORY/ranks has a line for each group of each rank (rank, id, name, place
-// in the group, size), and DIRECTORY/N.records has the records of rank N.
+// `test_recorded_ranks DIRECTORY` reads DIRECTORY/ranks and
+// DIRECTORY/N.records, which a test in Python wrote. The program writes the
+// summary of rank N to DIRECTORY/N.json.
 #include "always_on/summary/summary.h"
 
 #include <algorithm>
@@ -30,7 +26,6 @@ struct RecordedRank {
 };
 using Ranks = std::map<uint32_t, RecordedRank>;
 
-// Returns the summary of each rank.
 std::map<uint32_t, std::string> summarised(const Ranks& ranks) {
   const std::shared_ptr<ArrivalBoard> board = ArrivalBoard::create(1);
   std::map<uint32_t, ArrivalExchange> exchanges;
@@ -43,7 +38,7 @@ std::map<uint32_t, std::string> summarised(const Ranks& ranks) {
     exchange.setBoard(board, number);
     auto& summary = summaries[number];
     summary = std::make_unique<Summary>(0, exchange);
-    // Puts pauses first, as the recorder does.
+    // The recorder also folds pauses before all other records.
     std::vector<Record> records = rank.records;
     std::stable_partition(
         records.begin(), records.end(), [](const Record& record) {
@@ -54,7 +49,8 @@ std::map<uint32_t, std::string> summarised(const Ranks& ranks) {
   std::map<uint32_t, std::string> found;
   for (auto& [number, summary] : summaries) {
     const uint64_t last_ns = ranks.at(number).records.back().timestamp_ns;
-    summary->resolve(last_ns); // once for the operations, once for the steps
+    // The first call resolves the operations, and the second call the steps.
+    summary->resolve(last_ns);
     summary->resolve(last_ns);
     summary->settle();
     found[number] = summary->json({1, last_ns, Mode::kAlwaysOn, 0}, kLimit);
@@ -87,7 +83,6 @@ Ranks read(const std::string& directory) {
   return ranks;
 }
 
-// Rank 1 issues each of three collectives 5 ms late.
 void theLateRankOfRecordingsIsTheOneThatIsWaitedFor() {
   constexpr uint64_t kMs = 1'000'000;
   Ranks ranks;

@@ -1,4 +1,3 @@
-// Tests the summary: its content for given records, and the bound of its size.
 #include "always_on/summary/summary.h"
 
 #include <algorithm>
@@ -12,7 +11,7 @@ using namespace commprof;
 namespace {
 
 constexpr size_t kLimit = 384 << 10;
-ArrivalExchange no_groups; // no group is known
+ArrivalExchange no_groups;
 
 Record record(Kind kind, uint64_t begin_ns, uint64_t op_id, uint64_t end_ns) {
   Record made;
@@ -82,7 +81,6 @@ std::string operation(const std::string& counters) {
   return "{\"op\":1,\"group\":1,\"size_class\":7," + counters;
 }
 
-// The issue may be drained after the end and the wait of other threads.
 void operationsAreJoinedInAnyOrder() {
   const Op op = Op::kAllReduce;
   std::vector<Record> records = {
@@ -105,11 +103,10 @@ void operationsAreJoinedInAnyOrder() {
       }));
 }
 
-// Without a completion, the end of the wait counts. An operation on a device
-// has no end that the host sees, and does not count as unfinished.
 void operationsWithoutAnEnd() {
   Summary summary(1, no_groups);
   const Op op = Op::kAllReduce;
+  // An operation on a device without an end does not count as unfinished.
   Record device = issue(3, 100, 64, op);
   device.flags = kDeviceAsync;
   fold(
@@ -129,22 +126,19 @@ void operationsWithoutAnEnd() {
   CHECK(holds(summary, "\"unmatched\":1,"));
 }
 
-// A completion from a device's events counts, in any order of records.
 void completionsFromDeviceEventsCount() {
   Summary summary(1, no_groups);
   Record device = issue(1, 100, 64, Op::kAllReduce);
   device.flags = kDeviceAsync;
   Record ready = device;
   ready.kind = Kind::kDeviceReady;
-  ready.timestamp_ns = 110; // the stream reached the operation
+  ready.timestamp_ns = 110;
   fold(summary, {device, ready, end(1, 130, kDeviceTime)});
   device.op_id = ready.op_id = 2;
   fold(summary, {end(2, 150, kDeviceTime), ready, device});
   CHECK(holds(summary, "\"duration\":" + histogram({20, 40})));
 }
 
-// In a job whose device has times, the host's waits still end messages of CPU
-// tensors.
 void waitsOfTheHostCountBesideADeviceForItsOwnOperations() {
   Summary summary(1, no_groups);
   Record device = issue(1, 100, 64, Op::kAllReduce);
@@ -172,8 +166,6 @@ void waitsOfTheHostCountBesideADeviceForItsOwnOperations() {
           ",\"wait\":" + histogram({1'900})));
 }
 
-// The thread that waited may be another one than the thread that issued, and
-// its records may come first.
 void waitsOfTheHostBeforeTheIssueDoNotCountBesideADevice() {
   Record device = issue(1, 100, 64, Op::kAllReduce);
   device.flags = kDeviceAsync;
@@ -196,9 +188,7 @@ void waitsOfTheHostBeforeTheIssueDoNotCountBesideADevice() {
   }
 }
 
-// The first wait is the only sign that gloo's reduce-scatter has ended. The
-// operation is counted once no other sign can come, long before its place among
-// the open operations is needed.
+// gloo's reduce-scatter reports its completion only to the thread that waits.
 void aWaitIsTheEndOfAnOperationWithoutAnother() {
   Summary summary(1, no_groups);
   const Op op = Op::kReduceScatterTensor;
@@ -218,8 +208,7 @@ void aWaitIsTheEndOfAnOperationWithoutAnother() {
   CHECK(holds(summary, counted));
 }
 
-// A message ends with its wait. If the wait did not block, the message was
-// complete before, at an unknown time.
+// A wait of less than 1 us did not block, so the end of message 2 is unknown.
 void pointToPointEndsWithItsWait() {
   Summary summary(1, no_groups);
   const Op op = Op::kSend;
@@ -229,21 +218,16 @@ void pointToPointEndsWithItsWait() {
   CHECK(holds(summary, "\"unfinished\":0,\"duration\":" + histogram({1'080})));
 }
 
-// At most kMaxOpen operations are kept open; an operation that loses its place
-// counts as unfinished.
 void openOperationsBeyondTheLimitAreUnfinished() {
   Summary summary(1, no_groups);
   for (uint64_t id = 1; id <= Summary::kMaxOpen + 3; ++id) {
     fold(summary, {issue(id, 100, 64, Op::kAllReduce)});
   }
   CHECK(holds(summary, "\"unfinished\":3,"));
-  fold(summary, {end(2, 200)}); // too late
+  fold(summary, {end(2, 200)});
   CHECK(holds(summary, "\"unmatched\":1,"));
 }
 
-// Step 0 is warm-up. Step 1 lasts 10,000 ns: data 1,000; backward 4,000, with a
-// wait of 500 and a finalisation blocked for 1,500 (of 2,000, with 300 on the
-// CPU and 200 in a wait counted separately); 100 of waiting outside.
 void stepTimeIsSplitByPhase() {
   Summary summary(1, no_groups);
   const Op op = Op::kAllReduce;
@@ -266,7 +250,8 @@ void stepTimeIsSplitByPhase() {
        other_thread,
        step(1, 30'000, true)});
   CHECK(holds(summary, "\"steps\":" + histogram({10'000})));
-  // 100 + 500 + 200 + (2,000 - 300 - 200)
+  // The waits of the thread last 100, 500 and 200 ns. The finalisation adds
+  // 2,000 ns, less 300 ns of CPU time and the wait of 200 ns.
   CHECK(holds(summary, "\"exposed\":" + histogram({2'300})));
   CHECK(holds(
       summary,
@@ -275,8 +260,9 @@ void stepTimeIsSplitByPhase() {
           "," + histogram({0}) + "]"));
 }
 
-// The times of test_waiting_over_the_bound_of_a_phase_is_shared_out, in the
-// record orders of a thread and of a device's stream.
+// The times are those of test_waiting_over_the_bound_of_a_phase_is_shared_out.
+// The first order of records is a thread's, and the second order is that of a
+// device's stream.
 void waitsAreSplitAcrossPhases() {
   const Op op = Op::kAllReduce;
   const std::vector<std::vector<Record>> orders = {
@@ -309,7 +295,6 @@ void waitsAreSplitAcrossPhases() {
   }
 }
 
-// If batches are read on another stream, the waits of the compute stream count.
 void aDevicesDataStreamIsNotItsComputeStream() {
   const auto on = [](uint64_t stream, Kind kind, Record made) {
     made.kind = kind;
@@ -334,7 +319,6 @@ void aDevicesDataStreamIsNotItsComputeStream() {
   CHECK(holds(summary, "\"exposed\":" + histogram({300})));
 }
 
-// Pauses are counted by phase, except for the part during the thread's waits.
 void pausesAreCountedByPhase() {
   Summary summary(1, no_groups);
   const auto pause = [](uint64_t begin_ns, uint64_t end_ns) {
@@ -345,7 +329,7 @@ void pausesAreCountedByPhase() {
   fold(
       summary,
       {step(0, 0, false),
-       pause(100, 900), // in the first step, which does not count
+       pause(100, 900),
        step(0, 1'000, true),
        pause(1'100, 1'150),
        pause(1'300, 1'500),
@@ -364,7 +348,6 @@ void pausesAreCountedByPhase() {
   CHECK(holds(summary, "\"paused\":[200,50,150,0,0]"));
 }
 
-// If a boundary was dropped, the two steps around it are not counted.
 void stepsNextToAMissingBoundaryAreNotCounted() {
   Summary summary(1, no_groups);
   fold(
@@ -377,8 +360,6 @@ void stepsNextToAMissingBoundaryAreNotCounted() {
   CHECK(holds(summary, "\"steps\":" + histogram({10, 15})));
 }
 
-// Folds `count` operations of `kinds` kinds, with durations and waits over
-// twelve orders of magnitude, which fill all buckets.
 void foldKinds(Summary& summary, uint64_t kinds, uint64_t count) {
   std::mt19937_64 random(11);
   for (uint64_t id = 1; id <= count; ++id) {
@@ -394,7 +375,6 @@ uint64_t numberAfter(const std::string& text, const std::string& name) {
   return std::stoull(text.substr(text.find(name) + name.size(), 20));
 }
 
-// Checks that every operation is counted, by itself or in a merged entry.
 void countsAddUp(const std::string& found, uint64_t count, uint64_t max_kinds) {
   uint64_t kinds = 0;
   uint64_t issues = 0;
@@ -411,7 +391,8 @@ void kindsBeyondTheLimitAreMerged() {
   Summary summary(1, no_groups);
   foldKinds(summary, 1000, 5'000);
   const std::string found = text(summary);
-  countsAddUp(found, 5'000, Summary::kMaxOperations + 20); // 20 operations
+  // The rest of each of the 20 operations is counted in one merged entry.
+  countsAddUp(found, 5'000, Summary::kMaxOperations + 20);
   CHECK(numberAfter(found, "\"moved\":") > 1'000);
 }
 
@@ -420,7 +401,7 @@ void theSummarySizeIsBounded() {
   foldKinds(summary, 200, 300'000);
   const std::string found = text(summary);
   CHECK(found.size() <= kLimit);
-  CHECK(found.size() > kLimit / 2); // no more was merged than needed
+  CHECK(found.size() > kLimit / 2);
   CHECK(numberAfter(found, "\"moved\":") > 0);
   countsAddUp(found, 300'000, 200);
   const std::string smaller = text(summary, 200'000);
@@ -428,7 +409,6 @@ void theSummarySizeIsBounded() {
   countsAddUp(smaller, 300'000, 200);
 }
 
-// Number of issues of each operation.
 std::map<uint64_t, uint64_t> issuesByOp(const std::string& found) {
   std::map<uint64_t, uint64_t> issues;
   const std::string name = "{\"op\":";
@@ -439,14 +419,12 @@ std::map<uint64_t, uint64_t> issuesByOp(const std::string& found) {
   return issues;
 }
 
-// An operation's sums never shrink, even if its rare combinations of group and
-// size lose their own places.
 void countsOfAnOperationNeverShrink() {
   Summary summary(1, no_groups);
   fold(summary, {issue(1, 1'000, 64, Op::kBarrier)});
   std::mt19937_64 random(3);
   for (uint64_t id = 2; id <= 50'000; ++id) {
-    const uint64_t kind = random() % 300; // more than the places
+    const uint64_t kind = random() % 300;
     Record made = issue(id, 1'000, uint64_t(1) << (kind / 6), Op(1 + kind % 3));
     made.group = uint32_t(1 + kind % 2);
     fold(summary, {made, end(id, 1'000'000 + random() % 1'000'000)});
@@ -461,8 +439,6 @@ void countsOfAnOperationNeverShrink() {
   CHECK(issuesByOp(text(summary, 3'000)).size() < all.size());
 }
 
-// A call that is blocked before it returns is a wait, but not the operation's
-// end, which a later wait shows.
 void aWaitInsideTheIssuingCallShowsNoEnd() {
   Summary summary(0, no_groups);
   Record blocked = wait(1, 100'000, 300'000, Op::kAllReduce);
@@ -491,8 +467,8 @@ void aWaitInsideTheIssuingCallShowsNoEnd() {
   CHECK(holds(summary, "\"exposed\":" + histogram({400'000})));
 }
 
-// The interval is chosen so that summaries take 0.1 % of a core, but it is not
-// below its minimum or above its maximum.
+// The interval is 1,000 times the cost of a summary, but at least 0.8 s and at
+// most 5 s.
 void theSummaryIntervalBoundsItsCost() {
   CHECK_EQ(untilNextSummaryNs(0), 800'000'000u);
   CHECK_EQ(untilNextSummaryNs(799'999), 800'000'000u);

@@ -1,4 +1,3 @@
-// Tests which part of a rank's waiting was for the last rank.
 #include "always_on/wait_ledger.h"
 
 #include <memory>
@@ -14,7 +13,6 @@ namespace {
 constexpr uint64_t kMs = 1'000'000;
 constexpr uint64_t kBegin = 100'000 * kMs;
 
-// One rank of a host.
 struct Rank {
   ArrivalExchange exchange;
   WaitLedger ledger{exchange};
@@ -24,8 +22,6 @@ struct Rank {
     exchange.addGroup({2, "all", rank, 4, true});
     exchange.setBoard(board, rank);
   }
-  // Takes the records of operation 9, in the group of four, from its issue to
-  // its end.
   void run(Op op, uint32_t peer, uint64_t at_ns, uint64_t end_ns) {
     Record record;
     record.kind = Kind::kIssue;
@@ -90,10 +86,9 @@ std::string histogram(const std::vector<uint64_t>& values) {
   return out;
 }
 
-// Rank 0 issues at 1 ms, rank 1 at 21 ms; done at 24 ms.
 void aCollectiveIsSplitAtTheLastArrival() {
   Pair ranks;
-  ranks.early.end(3, 24 * kMs); // drained before its issue
+  ranks.early.end(3, 24 * kMs);
   ranks.early.issue(3, 1 * kMs);
   CHECK(ranks.early.ledger.resolve(kBegin + 25 * kMs).empty());
   CHECK(ranks.early.ledger.pending());
@@ -115,8 +110,7 @@ void aCollectiveIsSplitAtTheLastArrival() {
   CHECK(ranks.early.holds("\"arrivals\":{\"known\":1,\"unknown\":0,"));
 }
 
-// gloo's reduce-scatter reports completion only to the waiting thread, whose
-// wait ends at 24 ms.
+// gloo's reduce-scatter reports its completion only to the thread that waits.
 void aCollectiveWithoutAnEndEndsWithItsWait() {
   Pair ranks;
   ranks.early.issue(3, 1 * kMs);
@@ -128,7 +122,6 @@ void aCollectiveWithoutAnEndEndsWithItsWait() {
   waited.timestamp_ns = kBegin + 2 * kMs;
   waited.value = kBegin + 24 * kMs;
   ranks.early.ledger.takeWait(waited);
-  // An end may still be in a ring of another thread.
   CHECK(ranks.early.ledger.resolve(kBegin + 30 * kMs).empty());
   CHECK(ranks.early.ledger.pending());
   const auto found =
@@ -139,7 +132,8 @@ void aCollectiveWithoutAnEndEndsWithItsWait() {
   CHECK(!ranks.early.ledger.pending());
 }
 
-// Clocks of two hosts may differ by more than the last rank's delay.
+// If the clocks of two hosts differ, an arrival may seem to be later than the
+// end.
 void aWaitForALateRankEndsWithTheCollective() {
   Pair ranks;
   ranks.early.issue(3, 1 * kMs);
@@ -168,8 +162,6 @@ void bucketEndsAreFoundByGraphTask() {
   CHECK_EQ(found[1].size_bytes, 1'000.0);
 }
 
-// On a device, a rank arrives at a collective when its stream reaches it. Both
-// ranks record this later, one of them before the issue.
 void onADeviceARankArrivesWhenItsStreamDoes() {
   Pair ranks;
   const auto issue = [](Rank& rank, uint64_t at_ns) {
@@ -203,8 +195,8 @@ void onADeviceARankArrivesWhenItsStreamDoes() {
   CHECK(ranks.early.holds("\"last\":[{\"rank\":1,\"count\":1,"));
 }
 
-// Two buckets of equal size are copied at the end of a window of 10 ms. The
-// second was complete after 6 ms, which leaves 4 ms for its copy.
+// The window ends after 10 ns. The second of two equal buckets was complete
+// after 6 ns, so each copy took 4 ns.
 void copyTimeFollowsFromTheBucketEnds() {
   CHECK_EQ(copyingNs(10, {{6, 100}}), 4.0);
   CHECK_EQ(copyingNs(10, {{2, 100}, {6, 100}}), 8.0);
@@ -212,7 +204,8 @@ void copyTimeFollowsFromTheBucketEnds() {
   CHECK_EQ(copyingNs(10, {}), 0.0);
 }
 
-// Checks for which rank each of four ranks waited.
+// `expected_waits` has, for each rank, the last rank and the waiting time in
+// ms.
 void checkWaits(
     Op op,
     const std::vector<uint64_t>& issue_ms,
@@ -233,8 +226,7 @@ void checkWaits(
   }
 }
 
-// gloo's tree from root 0: rank 1 sends to rank 3, and no other rank waits for
-// that leaf.
+// In gloo's broadcast from rank 0, only rank 1 sends to rank 3.
 void onlyTheParentOfALateLeafWaitsForIt() {
   const std::vector<uint64_t> issue_ms{20, 5, 5, 50};
   checkWaits(
@@ -249,7 +241,6 @@ void onlyTheParentOfALateLeafWaitsForIt() {
       {{3, 30}, {0, 15}, {0, 15}, {3, 0}});
 }
 
-// In a reduce, a rank may wait for any other that arrives before its end.
 void aRankThatFinishedEarlyIsNotChargedForLaterArrivals() {
   checkWaits(
       Op::kReduce,
@@ -258,7 +249,6 @@ void aRankThatFinishedEarlyIsNotChargedForLaterArrivals() {
       {{1, 2}, {3, 6}, {3, 7}, {3, 0}});
 }
 
-// Rank 2 sends to rank 0, which arrives 6 ms later; no other rank takes part.
 void aSenderWaitsForItsReceiver() {
   const std::shared_ptr<ArrivalBoard> board = ArrivalBoard::create(1);
   Rank receiver{board, 0};
@@ -271,12 +261,10 @@ void aSenderWaitsForItsReceiver() {
   CHECK(sender.holds("\"last\":[{\"rank\":0,"));
   CHECK_EQ(receiver.ledger.resolve(kBegin + 10 * kMs).size(), 1u);
   CHECK(receiver.holds("\"last\":[{\"rank\":0,\"count\":1,\"wait_ns\":0}]"));
-  receiver.run(Op::kRecvAnySource, 2, 8 * kMs, 9 * kMs); // sender unknown
+  receiver.run(Op::kRecvAnySource, 2, 8 * kMs, 9 * kMs);
   CHECK(receiver.holds("\"known\":1,\"unknown\":0,"));
 }
 
-// The thread waits from 2 to 24 ms for a collective at which rank 1 arrives at
-// 21 ms.
 void aWaitIsSplitWhenItsStepIsOver() {
   Pair ranks;
   ranks.early.issue(1, 1 * kMs);
@@ -288,7 +276,8 @@ void aWaitIsSplitWhenItsStepIsOver() {
   ranks.late.issue(1, 21 * kMs);
   ranks.early.ledger.resolve(kBegin + 31 * kMs);
   CHECK(ranks.early.holds("\"exposed_wait\":" + histogram({})));
-  ranks.early.ledger.resolve(kBegin + 32 * kMs); // with the next drain
+  // Only the second call of resolve() splits the waits of a step.
+  ranks.early.ledger.resolve(kBegin + 32 * kMs);
   CHECK(ranks.early.holds("\"exposed_wait\":" + histogram({19 * kMs})));
   CHECK(ranks.early.holds("\"exposed_transfer\":" + histogram({3 * kMs})));
   const uint64_t block = (kBegin + 2 * kMs) / LateRanks::kFirstBlockNs;
@@ -297,9 +286,8 @@ void aWaitIsSplitWhenItsStepIsOver() {
       std::to_string(block) + ",1,19000000]}"));
 }
 
-// Two buckets. Rank 1 arrived at the first at 10 ms, when the network was free,
-// and at the second at 11 ms, when it was busy, so the first one decided. The
-// finalisation was blocked from 5 to 15 ms.
+// When rank 1 arrived at the first bucket, the network was free, so this bucket
+// decides. The finalisation is blocked from 5 to 15 ms.
 void aFinalisationIsSplitAtTheDecidingBucket() {
   Pair ranks;
   ranks.early.issue(1, 1 * kMs, 9);
@@ -314,7 +302,7 @@ void aFinalisationIsSplitAtTheDecidingBucket() {
        {{kBegin + 5 * kMs, kBegin + 15 * kMs, 10 * kMs, 0, 8}}});
   ranks.early.ledger.resolve(kBegin + 21 * kMs);
   ranks.early.ledger.resolve(kBegin + 22 * kMs);
-  CHECK(ranks.early.ledger.pending()); // the second bucket's end is missing
+  CHECK(ranks.early.ledger.pending());
   ranks.early.end(2, 15 * kMs);
   ranks.early.ledger.resolve(kBegin + 23 * kMs);
   CHECK(ranks.early.holds("\"exposed_wait\":" + histogram({5 * kMs})));
@@ -343,8 +331,6 @@ void aMissingArrivalIsGivenUpAfterATimeout() {
   CHECK(ranks.early.holds("\"unsplit_steps\":0,\"unsplit_ns\":0}"));
 }
 
-// The exposed time of a step that may still be split is not counted in any part
-// yet, so the sums of all parts only grow.
 void aStepCountsAsUnsplitOnlyAfterTheTimeout() {
   Pair ranks;
   const auto step = [&](uint64_t op_id) {
@@ -356,7 +342,7 @@ void aStepCountsAsUnsplitOnlyAfterTheTimeout() {
          7 * kMs,
          {{at_ns + 1 * kMs, at_ns + 8 * kMs, 7 * kMs, op_id, 0}}});
   };
-  step(1); // at which rank 1 never arrives
+  step(1);
   const uint64_t timeout_ns = WaitLedger::kPatienceNs;
   ranks.early.ledger.resolve(kBegin + 20 * kMs);
   ranks.early.ledger.resolve(kBegin + 21 * kMs);
@@ -374,7 +360,6 @@ void aStepCountsAsUnsplitOnlyAfterTheTimeout() {
   CHECK(ranks.early.holds("\"exposed_transfer\":" + histogram({3 * kMs})));
 }
 
-// Without a board, nothing is kept.
 void withoutABoardArrivalsAreUnknown() {
   Rank alone(nullptr, 0);
   alone.issue(1, 1 * kMs);
@@ -382,7 +367,7 @@ void withoutABoardArrivalsAreUnknown() {
   CHECK(alone.ledger.resolve(kBegin + 3 * kMs).empty());
   CHECK(!alone.ledger.pending());
   CHECK(alone.holds("\"known\":0,\"unknown\":1,"));
-  alone.exchange.addGroup({3, "self", 0, 1}); // the rank itself is the last
+  alone.exchange.addGroup({3, "self", 0, 1});
   Record record;
   record.kind = Kind::kIssue;
   record.op = Op::kAllReduce;
@@ -396,7 +381,6 @@ void withoutABoardArrivalsAreUnknown() {
   CHECK_EQ(found[0].transfer_ns, 4 * kMs);
 }
 
-// The board has kMaxGroups places; one more group's arrivals are unknown.
 void operationsOfGroupsWithoutAPlaceAreCounted() {
   Pair ranks;
   const uint32_t groups = ArrivalBoard::kMaxGroups + 1;
@@ -430,8 +414,6 @@ void memoryIsBounded() {
     ranks.early.ledger.takeStep({kBegin, kBegin + id, 3, {}});
   }
   ranks.early.ledger.resolve(kBegin + kMs);
-  // Operations that lost their place are abandoned; the other operations are
-  // still pending.
   CHECK(ranks.early.holds(
       "\"unknown\":" + std::to_string(count - WaitLedger::kMaxOpen) +
       ",\"without_place\":0,\"unlisted\":0,\"partial\":0,\"unsplit_steps\":" +
@@ -439,8 +421,6 @@ void memoryIsBounded() {
       std::to_string(3 * (count - WaitLedger::kMaxSteps)) + "}"));
 }
 
-// Rank 1 is on another host, whose clock is known within 250 ns; rank 0's clock
-// is 1,000 blocks of time ahead of this host's clock.
 void theClockErrorAcrossHostsIsRecorded() {
   const std::shared_ptr<ArrivalBoard> board = ArrivalBoard::create(1);
   const int64_t offset_ns = int64_t(1'000 * LateRanks::kFirstBlockNs);
@@ -473,8 +453,6 @@ void theClockErrorAcrossHostsIsRecorded() {
       "]"));
 }
 
-// Some ranks of other hosts stay unseen: the last known arrival is used, and
-// the collective counts as partial.
 void aPartialLastArrivalCountsAfterTheTimeout() {
   const std::shared_ptr<ArrivalBoard> board = ArrivalBoard::create(1);
   Rank early{board, 0};

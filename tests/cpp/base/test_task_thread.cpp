@@ -1,5 +1,3 @@
-// Tests that tasks run in order, one at a time, on either thread; that a busy
-// thread can be abandoned; and that calls fail in a forked child.
 #include "base/threads.h"
 
 #include <sys/wait.h>
@@ -42,7 +40,7 @@ void runHereRunsOnlyIfNoTaskIsPending() {
     release.get_future().wait();
   });
   begun.get_future().wait();
-  CHECK(!thread.runHere([] { CHECK(false); })); // one is running
+  CHECK(!thread.runHere([] { CHECK(false); }));
   std::atomic<bool> done{false};
   thread.post([&] { done = true; });
   release.set_value();
@@ -56,7 +54,7 @@ void postedTasksWaitForATaskThatRunsHere() {
   CHECK(thread.runHere([&] {
     thread.post([&] { posted_ran = true; });
     usleep(20000);
-    CHECK(!posted_ran); // the thread sanitizer would also report it
+    CHECK(!posted_ran);
   }));
   CHECK(thread.stop(milliseconds(10000)));
   CHECK(posted_ran);
@@ -73,7 +71,7 @@ void stopAbandonsABusyThread() {
     });
     CHECK(!thread.stop(milliseconds(10)));
   }
-  release->set_value(); // the thread still runs, with its captures
+  release->set_value();
   ended->get_future().wait();
 }
 

@@ -1,5 +1,3 @@
-// Tests the comparison of two ranks' clocks over a socket. Both ends are this
-// process, so the true offset is 0.
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,7 +16,8 @@
 
 using namespace commprof;
 
-// The thread sanitizer reports the parent's threads as leaks of the child.
+// In a forked child, the thread sanitizer reports the parent's threads as
+// leaks.
 extern "C" __attribute__((visibility("default"))) const char*
 __tsan_default_options() {
   return "report_thread_leaks=0";
@@ -37,7 +36,6 @@ void sleepMs(int ms) {
   std::this_thread::sleep_for(std::chrono::milliseconds(ms));
 }
 
-// Returns the clock records that are written while `body` runs.
 std::vector<Record> recorded(const std::function<void()>& body) {
   const trace_file::Directory directory;
   RecorderOptions recorder_options;
@@ -59,14 +57,15 @@ ClockMessage answer(
 }
 
 void theOffsetIsTheMiddleOfThePossibleRange() {
-  // The question and the answer each took at most 100: 5000 +- 100.
+  // The question and the answer together took 200 ns, so the offset is 5000 ns
+  // with an error of 100 ns.
   const ClockSample ahead = sampleOf(answer(1000, 6100, 6150), 1250);
   CHECK_EQ(ahead.offset_ns, 5000);
   CHECK_EQ(ahead.error_ns, 101u);
   CHECK_EQ(ahead.round_trip_ns, 200u);
   CHECK_EQ(ahead.at_ns, 1125u);
   const ClockSample behind = sampleOf(answer(6000, 1010, 1010), 6030);
-  CHECK_EQ(behind.offset_ns, -5005); // between -5020 and -4990
+  CHECK_EQ(behind.offset_ns, -5005);
   CHECK_EQ(behind.error_ns, 16u);
   // The clocks differ so much that a signed sum of two differences would
   // overflow.
@@ -74,7 +73,6 @@ void theOffsetIsTheMiddleOfThePossibleRange() {
   CHECK_EQ(
       sampleOf(answer(far_ns, 100, 100), far_ns).offset_ns,
       -int64_t(far_ns - 1) + 99);
-  // Times out of order are no sample.
   CHECK_EQ(sampleOf(answer(1000, 6100, 6050), 1250).round_trip_ns, 0u);
   CHECK_EQ(sampleOf(answer(1000, 6100, 6400), 1250).round_trip_ns, 0u);
   CHECK_EQ(sampleOf(answer(1000, 6100, 6150), 900).round_trip_ns, 0u);
@@ -86,17 +84,16 @@ void theOffsetWithinOneProcessIsZero() {
   const auto records = recorded([&] {
     const ClockServer server = sync.serve(kLoopback, kToken, 2);
     CHECK_EQ(server.token, kToken);
-    // A second call returns the open server.
     CHECK_EQ(sync.serve(kLoopback, kToken + 1, 2).port, server.port);
     CHECK_EQ(sync.serve(kLoopback, kToken + 1, 2).token, kToken);
     sync.follow(options(server.port));
-    sync.follow(options(server.port)); // already follows
+    sync.follow(options(server.port));
     sleepMs(300);
-    Recorder::instance().setEnabled(false); // a pause of capture
+    Recorder::instance().setEnabled(false);
     sync.unfollow();
   });
   sync.stop();
-  CHECK(records.size() >= 3); // at once, in between, at the end
+  CHECK(records.size() >= 3);
   for (const Record& record : records) {
     CHECK(record.kind == Kind::kClock);
     CHECK(uint64_t(std::llabs(int64_t(record.value))) <= record.bytes_in);
@@ -105,7 +102,6 @@ void theOffsetWithinOneProcessIsZero() {
   }
 }
 
-// Sends a question; true if an answer comes back.
 bool isAnswered(const UdpSocket& socket, const void* data, size_t size) {
   CHECK_EQ(send(socket.fd(), data, size, 0), ssize_t(size));
   char buffer[128];
@@ -138,7 +134,6 @@ void invalidQuestionsGetNoAnswer() {
   CHECK(isAnswered(socket, &good, sizeof(good)));
 }
 
-// Follows a rank 0 that `act` simulates. Returns the number of records.
 size_t recordsFrom(uint16_t port, const std::function<void()>& act) {
   uint64_t stop_ns = 0;
   const auto records = recorded([&] {
@@ -165,7 +160,6 @@ void withoutRankZeroThereIsNoOffset() {
   CHECK_THROWS(std::exception, ClockResponder("192.0.2.1", kToken, 2));
 }
 
-// Replies that are not the answer to the question asked.
 void falseAnswersAreIgnored() {
   const UdpSocket fake_server = UdpSocket::bound(kLoopback);
   const auto sendFalseAnswers = [&] {
@@ -222,7 +216,7 @@ void aForkedChildInheritsNoClockSockets() {
   const ClockServer server = sync.serve(kLoopback, kToken, 2);
   sync.follow(options(server.port));
   for (int i = 0; i < 5; ++i) {
-    sleepMs(5); // the threads are running
+    sleepMs(5);
     const pid_t pid = fork();
     if (pid == 0) {
       check::failed = 0;
@@ -239,11 +233,11 @@ void aForkedChildInheritsNoClockSockets() {
   CHECK_EQ(openFiles(), open_before);
 }
 
-// Checks that the two clock threads block signals, which other threads handle.
 void clockThreadsBlockSignals() {
   ClockSync& sync = ClockSync::instance();
   sync.follow(options(sync.serve(kLoopback, kToken, 2).port));
-  sleepMs(20); // until they have their names
+  // The new threads need some time to set their names.
+  sleepMs(20);
   int threads = 0;
   for (const auto& task :
        std::filesystem::directory_iterator("/proc/self/task")) {

@@ -1,4 +1,3 @@
-// Tests the line through two clocks' comparisons, with values by hand.
 #include "clock/clock_track.h"
 
 #include <cmath>
@@ -22,11 +21,11 @@ void nothingIsKnownBeforeTheFirstComparison() {
   track.setSame();
   CHECK_EQ(track.line()->offsetAt(kBegin), 0);
   CHECK_EQ(track.line()->errorAt(kBegin), 0u);
-  track.add(sample(0, 5)); // of a later group with another rank 0
+  track.add(sample(0, 5));
   CHECK_EQ(track.line()->offsetAt(kBegin), 5);
 }
 
-// Drift is bounded only by the kernel's maximum correction, 500 ppm.
+// The kernel corrects a clock by at most 500 ppm.
 void oneComparisonGivesNoDrift() {
   ClockTrack track;
   track.add(sample(0, -3'000'000));
@@ -35,14 +34,14 @@ void oneComparisonGivesNoDrift() {
   CHECK_EQ(line.errorAt(kBegin), 100u);
   CHECK_EQ(line.errorAt(kBegin + kSecond), 500'100u);
   CHECK_EQ(line.errorAt(kBegin - kSecond), 500'100u);
-  // Two comparisons so close together give no drift either: their errors allow
-  // drifts of more than 500 ppm.
+  // These two comparisons are so close together that their errors allow a drift
+  // of more than 500 ppm.
   track.add({kBegin + 1'000, -3'000'000, 100, 200});
   CHECK_EQ(track.line()->rate_error, ClockTrack::kMostDrift);
 }
 
-// The drift is 1,000 ns in 10 s. Its error is (100 + 100) ns in 10 s, plus 1
-// ppm for changes since the last comparison.
+// The drift is known within (100 + 100) ns in 10 s. The drift may have changed
+// by 1 ppm since the last comparison.
 void twoComparisonsGiveTheDrift() {
   ClockTrack track;
   track.add(sample(0, 0));
@@ -59,7 +58,7 @@ void anInaccurateComparisonIsIgnored() {
   ClockTrack track;
   track.add(sample(0, 0));
   track.add(sample(10, 1'000));
-  track.add(sample(20, 30'000, 50'000)); // 2,000 is possible, but so is more
+  track.add(sample(20, 30'000, 50'000));
   CHECK_EQ(track.line()->at_ns, kBegin + 10 * kSecond);
   track.add(sample(20, 2'000));
   CHECK_EQ(track.line()->at_ns, kBegin + 20 * kSecond);
@@ -75,8 +74,8 @@ void aContradictingComparisonStartsANewLine() {
   CHECK_EQ(line.rate_error, ClockTrack::kMostDrift);
 }
 
-// The last kKept comparisons, which span 7 s, give the drift; the slower drift
-// of the first 10 s does not count.
+// The last kKept comparisons span 7 s, so the drift of the first 10 s is
+// forgotten.
 void theOldestComparisonsAreDropped() {
   ClockTrack track;
   for (uint64_t s = 0; s <= 30; ++s) {
@@ -86,7 +85,6 @@ void theOldestComparisonsAreDropped() {
   CHECK_EQ(track.line()->offsetAt(kBegin + 40 * kSecond), 3'000);
 }
 
-// Clocks of machines that were started years apart.
 void largeOffsetsAreExact() {
   ClockTrack track;
   const int64_t offset_ns = -(int64_t(1) << 62);

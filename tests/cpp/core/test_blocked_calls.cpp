@@ -1,4 +1,3 @@
-// Tests for how long a call counts as blocked: sleeping does, working does not.
 #include "core/blocked_calls.h"
 
 #include <chrono>
@@ -24,7 +23,6 @@ void workCall() {
 
 void quickCall() {}
 
-// Returns for how long the call counts as blocked, on this thread.
 template <class Function>
 uint64_t blockedNs(Function function, bool expected = false) {
   BlockedCall call(expected);
@@ -33,7 +31,6 @@ uint64_t blockedNs(Function function, bool expected = false) {
   return call.blockedNs(begin_ns);
 }
 
-// Else a long call could be taken for a short one.
 void ticksAreNoSlowerThanTheirLowestRate() {
   const uint64_t begin = ticks();
   sleepCall();
@@ -41,7 +38,7 @@ void ticksAreNoSlowerThanTheirLowestRate() {
   CHECK(leastTicks(kLongCallNs) > 0);
 }
 
-// Runs `check` on a thread of its own, whose first calls are measured.
+// The first calls of a thread are measured, so each check runs on a new thread.
 template <class Function>
 void onNewThread(Function check) {
   std::thread thread(check);
@@ -67,7 +64,6 @@ void onlyTheSleepOfACallCounts() {
   });
 }
 
-// A thread that works loses its core now and then, but never gives it up.
 void aWorkingCallIsNotBlocked() {
   onNewThread([] {
     for (int i = 0; i < 3; ++i) {
@@ -76,14 +72,14 @@ void aWorkingCallIsNotBlocked() {
   });
 }
 
-// After a thread's first calls, a call is measured only if one shortly before
-// took long.
+// After the first calls of a thread, only calls that follow a long call are
+// measured.
 void quickCallsAreNotMeasuredForEver() {
   onNewThread([] {
     for (int i = 0; i < 100; ++i) {
       CHECK_EQ(blockedNs(quickCall), 0u);
     }
-    CHECK_EQ(blockedNs(sleepCall), 0u); // may have been work
+    CHECK_EQ(blockedNs(sleepCall), 0u);
     CHECK(blockedNs(sleepCall) > 0);
     for (int i = 0; i < 100; ++i) {
       blockedNs(quickCall);

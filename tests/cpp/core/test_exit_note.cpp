@@ -1,4 +1,3 @@
-// Tests the note that a process adds to its closed trace when it exits.
 #include "base/crc32.h"
 #include "core/process/exit_note.h"
 
@@ -29,8 +28,6 @@ std::string closedTrace(
   return path;
 }
 
-// Returns the trace of a process that exits with `code`, or, with `child_only`,
-// whose child does so first.
 std::string traceAfter(const std::string& path, int code, bool child_only) {
   const pid_t pid = fork();
   if (pid == 0) {
@@ -60,8 +57,10 @@ int main() {
   const std::string path = closedTrace(directory, "rank_0.trace");
   const std::string closed = bytesOf(path);
   CHECK(traceAfter(path, 0, false) == closed);
-  CHECK(traceAfter(path, 256, false) == closed); // a parent sees 0
-  CHECK(traceAfter(path, 120, false) == closed); // Python could not flush
+  // A parent sees exit code 256 as 0.
+  CHECK(traceAfter(path, 256, false) == closed);
+  // Python exits with 120 if it could not flush its output.
+  CHECK(traceAfter(path, 120, false) == closed);
   CHECK(traceAfter(path, 3, true) == closed);
   const std::string with_note = traceAfter(path, 3, false);
   const std::string json =

@@ -1,5 +1,5 @@
-// Writes one record of each kind with a different number in every field, for a
-// reader in another language. Arguments: the trace to write, its metadata.
+// A test in Python reads the trace that this program writes. The arguments are
+// the path of the trace and its metadata.
 #include <cstddef>
 
 #include "check.h"

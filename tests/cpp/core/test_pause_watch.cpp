@@ -1,5 +1,3 @@
-// Tests which pauses count: observed stops, and sleeps that took far too long
-// while the process used no CPU.
 #include "core/process/pause_watch.h"
 
 #include "check.h"
@@ -10,7 +8,7 @@ namespace {
 
 constexpr uint64_t kMs = 1'000'000;
 
-// A sleep of 200 ms from `begin_ms` on, with both cores busy for its length.
+// The process uses 400 ms of CPU time, as two cores can give within 200 ms.
 void sleep(PauseWatch& watch, uint64_t begin_ms, uint64_t end_ms) {
   watch.begin(200 * kMs, begin_ms * kMs, 50 * kMs);
   watch.end(end_ms * kMs, 450 * kMs);
@@ -18,8 +16,8 @@ void sleep(PauseWatch& watch, uint64_t begin_ms, uint64_t end_ms) {
 
 void aLateIdleSleepIsAPause() {
   PauseWatch watch(2);
-  sleep(watch, 1000, 3200); // nothing for 2 s
-  CHECK_EQ(watch.found().count, 0u); // a stop may still be reported
+  sleep(watch, 1000, 3200);
+  CHECK_EQ(watch.found().count, 0u);
   const auto pause = watch.supposed();
   CHECK(pause && pause->begin_ns == 1100 * kMs && pause->end_ns == 3200 * kMs);
   CHECK_EQ(watch.found().count, 1u);
@@ -34,7 +32,7 @@ void aSleepOnTimeIsNoPause() {
   watch.end(200 * kMs, 0);
   CHECK(!watch.supposed());
   watch.begin(200 * kMs, 0, 0);
-  watch.end(699 * kMs, 0); // less than half a second late
+  watch.end(699 * kMs, 0);
   CHECK(!watch.supposed());
   CHECK_EQ(watch.found().count, 0u);
 }
@@ -42,7 +40,6 @@ void aSleepOnTimeIsNoPause() {
 void aLateSleepOfABusyProcessIsNoPause() {
   PauseWatch watch(2);
   watch.begin(200 * kMs, 0, 0);
-  // One thread computed all the time; this one got no core.
   watch.end(2000 * kMs, 2000 * kMs);
   CHECK(!watch.supposed());
 }
@@ -60,7 +57,8 @@ void theLongestPauseIsKept() {
   CHECK_EQ(watch.found().longest_begin_ns, 3100 * kMs);
 }
 
-// Short pauses are not counted, and brief stops by tools are not pauses.
+// A stop of less than 1 ms is ignored. A stop of less than 500 ms is taken, but
+// not counted.
 void onlyLongObservedStopsCount() {
   PauseWatch watch(2);
   CHECK(watch.take({1000 * kMs, 1005 * kMs}));
@@ -73,7 +71,6 @@ void onlyLongObservedStopsCount() {
   CHECK_EQ(watch.found().longest_begin_ns, 3000 * kMs);
 }
 
-// A stop counts once, whichever of the two threads reports first.
 void anObservedAndInferredPauseCountsOnce() {
   PauseWatch observed_first(2);
   observed_first.begin(200 * kMs, 1000 * kMs, 0);

@@ -1,5 +1,3 @@
-// Tests phases: a thread's outermost marker counts, and a step boundary drops
-// an open marker.
 #include "core/phase_marker.h"
 
 #include <sched.h>
@@ -25,7 +23,6 @@ namespace {
 constexpr uint8_t kForward = uint8_t(Phase::kForward);
 constexpr uint8_t kBackward = uint8_t(Phase::kBackward);
 
-// Runs `body` under capture and returns the records of kind `kind`.
 template <class Body>
 std::vector<Record> recorded(Kind kind, Body&& body) {
   const trace_file::Directory directory;
@@ -64,12 +61,12 @@ void onlyTheOutermostMarkerIsRecorded() {
     PhaseMarker inner(kBackward);
     outer.begin();
     inner.begin();
-    outer.begin(); // inside itself
+    outer.begin();
     inner.end();
     outer.end();
     inner_ended_ns = nowNs();
     outer.end();
-    inner.begin(); // outermost now
+    inner.begin();
     inner.end();
   });
   CHECK_EQ(records.size(), 2u);
@@ -83,7 +80,7 @@ void samplesAddUpInTheOutermost() {
   const auto records = recorded(Kind::kPhase, [] {
     PhaseMarker outer(kForward);
     PhaseMarker inner(kBackward);
-    inner.end(9); // nothing is open
+    inner.end(9);
     outer.begin();
     inner.begin();
     inner.end(3);
@@ -106,7 +103,7 @@ void endWithoutBeginIsIgnored() {
     PhaseMarker other(kBackward);
     marker.end();
     marker.begin();
-    other.end(); // not the open one
+    other.end();
     marker.end();
     marker.end();
   });
@@ -120,7 +117,7 @@ void stepBoundaryDropsAnOpenMarker() {
     left_open.begin();
     left_open.begin();
     markStep(0, true);
-    left_open.end(); // of the previous step
+    left_open.end();
     next.begin();
     left_open.end();
     next.end();
@@ -149,8 +146,7 @@ void openMarkerMayBeDestroyed() {
     gone->begin();
     gone.reset();
     markStep(0, true);
-    // Makes two markers at the same address, so that a pointer to the old one
-    // would fit the new one.
+    // The second marker is made at the address of the first marker.
     std::optional<PhaseMarker> place(kForward);
     place->begin();
     place.emplace(kBackward);
@@ -180,7 +176,6 @@ void stepsAreMarked() {
   CHECK(records.at(0).timestamp_ns <= records.at(1).timestamp_ns);
 }
 
-// Computes until destroyed, in a thread of this process or in another process.
 class Rival {
  public:
   explicit Rival(bool in_this_process) {
@@ -217,7 +212,6 @@ class Rival {
   pid_t child_ = -1;
 };
 
-// Two threads compute on one core, so each waits for it half of the time.
 void runDelayIsRecordedDuringPhases(bool in_this_process) {
   cpu_set_t old_affinity;
   CHECK_EQ(sched_getaffinity(0, sizeof(old_affinity), &old_affinity), 0);
@@ -260,7 +254,6 @@ void runDelayIsRecordedDuringPhases(bool in_this_process) {
   CHECK(switches > 0);
 }
 
-// The parent has waited longer for a core than the child will.
 void aForkedChildRecordsItsOwnRunDelay() {
   const pid_t child = fork();
   if (child == 0) {
@@ -273,12 +266,12 @@ void aForkedChildRecordsItsOwnRunDelay() {
   CHECK_EQ(status, 0);
 }
 
-// 40 MB of new memory, touched page by page.
 void pageFaultsAreRecordedDuringPhases() {
   constexpr size_t kBytes = 40 << 20;
   const auto records = recorded(Kind::kHostCounts, [] {
     PhaseMarker marker(kForward);
-    for (int i = 0; i < 3; ++i) { // the first may only set the baseline
+    // The first phase may only set the baseline, so two phases count.
+    for (int i = 0; i < 3; ++i) {
       marker.begin();
       void* memory = mmap(
           nullptr,
@@ -303,7 +296,8 @@ void pageFaultsAreRecordedDuringPhases() {
     faults += record.seq;
   }
   CHECK(faults >= 2 * kBytes / 4096);
-#ifndef __SANITIZE_THREAD__ // it touches additional memory
+#ifndef __SANITIZE_THREAD__
+  // The thread sanitizer touches additional memory.
   CHECK(faults < 4 * kBytes / 4096);
 #endif
 }

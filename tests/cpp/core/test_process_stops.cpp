@@ -1,4 +1,3 @@
-// Tests that stops of this process by a child are observed.
 #include "core/process/process_stops.h"
 
 #include <errno.h>
@@ -28,7 +27,8 @@ struct Stop {
   uint64_t end_ns = 0;
 };
 
-// Never destroyed: a leak checker also stops the process at exit.
+// A leak checker also stops the process at exit, so these objects are never
+// destroyed.
 std::mutex& mutex = *new std::mutex;
 std::vector<Stop>& observed = *new std::vector<Stop>;
 
@@ -46,7 +46,6 @@ void pauseFor(uint64_t ns) {
   std::this_thread::sleep_for(std::chrono::nanoseconds(ns));
 }
 
-// Stops this process; returns the times of the signals.
 std::vector<Stop> stopThisProcess() {
   void* const shared = mmap(
       nullptr,
@@ -76,9 +75,8 @@ std::vector<Stop> stopThisProcess() {
   return {sent, sent + kStops};
 }
 
-// On a loaded machine, stops may be observed late or not at all. No stop is
-// observed to begin before its signal, except by up to 1 ms that the sleeper
-// took to fall asleep.
+// On a loaded machine, some stops are not observed. An observed stop may begin
+// up to 1 ms before its signal.
 void stopsAreObserved() {
   const std::vector<Stop> sent = stopThisProcess();
   for (int i = 0; i < 500 && observedSoFar().empty(); ++i) {
@@ -103,7 +101,7 @@ void nothingIsObservedWithoutAStop() {
   for (const uint64_t until_ns = nowNs() + 200 * kMs; nowNs() < until_ns;) {
     sum = sum + 1;
   }
-  kill(getpid(), SIGCONT); // it is already running
+  kill(getpid(), SIGCONT);
   CHECK_EQ(observedSoFar().size(), before);
 }
 
@@ -111,7 +109,7 @@ void nothingIsObservedWithoutAStop() {
 
 int main() {
   watchStops(&take);
-  watchStops(&take); // a second call has no effect
+  watchStops(&take);
   pauseFor(50 * kMs);
   nothingIsObservedWithoutAStop();
   if (!check::isEmulated()) {

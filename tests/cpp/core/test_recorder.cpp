@@ -1,4 +1,3 @@
-// Tests the recorder on one thread: sessions, counters, ring files, options.
 #include "core/recorder.h"
 
 #include <errno.h>
@@ -41,14 +40,12 @@ void pushNumbers(uint64_t begin, uint64_t end) {
 
 void oneSession(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
-  recorder.addDocument(BlockType::kGroup, "{\"id\": 1}"); // before any trace
+  recorder.addDocument(BlockType::kGroup, "{\"id\": 1}");
   CHECK(!recorder.started() && !recorder.enabled());
   recorder.start(options(directory, "one", 77));
   CHECK(recorder.started() && recorder.enabled());
   recorder.addDocument(BlockType::kGroup, "{\"id\": 2}");
   pushNumbers(0, 64);
-  // Some records are already written: a document and a half-full ring wake the
-  // helper thread. test_recorder_disk covers overflow, with a blocked writer.
   recorder.flush();
   CHECK_EQ(recorder.stats().records_written, 64u);
   CHECK_EQ(recorder.stats().records_unwritten, 0u);
@@ -58,7 +55,7 @@ void oneSession(const trace_file::Directory& directory) {
   CHECK_EQ(recorder.stats().rings_in_private_memory, 0u);
   CHECK_EQ(directory.count(".ring"), 1u);
   recorder.stop();
-  recorder.stop(); // idempotent
+  recorder.stop();
   CHECK(!recorder.started() && !recorder.enabled());
 
   const auto content = trace_file::read(directory / "one.trace");
@@ -82,25 +79,22 @@ void countersStayReadableAfterStop(const trace_file::Directory& directory) {
   CHECK_EQ(stats.write_errno, 0);
 }
 
-// A closed trace needs no ring files, so they are removed.
 void closingRemovesRingFiles(const trace_file::Directory& directory) {
   CHECK_EQ(directory.count(".ring"), 0u);
-  pushNumbers(0, 100); // after stop(): not recorded
+  pushNumbers(0, 100);
   CHECK_EQ(directory.count(".ring"), 0u);
 }
 
-// Each trace contains all of its own records and none of another's.
 void consecutiveSessionsAreSeparate(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   for (uint64_t session = 1; session <= 20; ++session) {
     const std::string name = "again" + std::to_string(session);
     recorder.start(options(directory, name, session));
     pushNumbers(session * 1000, session * 1000 + session);
-    // The ring file is at the path that this trace's metadata gives.
     CHECK(std::filesystem::exists(directory / (name + "-0.ring")));
     CHECK_EQ(directory.count(".ring"), 1u);
     recorder.stop();
-    pushNumbers(0, 3); // after stop(): in no trace
+    pushNumbers(0, 3);
     const auto content = trace_file::read(directory / (name + ".trace"));
     CHECK(content.sound);
     CHECK_EQ(content.session, session);
@@ -116,7 +110,7 @@ void setEnabledPausesAndResumesAnOpenTrace(
     const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   recorder.setEnabled(true);
-  CHECK(!recorder.enabled()); // no trace is open
+  CHECK(!recorder.enabled());
   recorder.start(options(directory, "switch"));
   recorder.setEnabled(false);
   CHECK(!recorder.enabled() && recorder.started());
@@ -125,7 +119,6 @@ void setEnabledPausesAndResumesAnOpenTrace(
   recorder.stop();
 }
 
-// A watchdog reads ring files; the trace must state that a ring has none.
 void privateRingsAreNotedInTheMetadata(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   const std::string private_note = "{\"private_rings\": true}";
@@ -146,7 +139,7 @@ void privateRingsAreNotedInTheMetadata(const trace_file::Directory& directory) {
     CHECK_EQ(content.records.size(), 5u);
   }
   RecorderOptions made = options(directory, "no_rings");
-  made.ring_prefix.clear(); // no ring files are requested
+  made.ring_prefix.clear();
   recorder.start(made);
   pushNumbers(0, 5);
   recorder.stop();
@@ -177,7 +170,6 @@ void badOptionsAreRejected(const trace_file::Directory& directory) {
   CHECK_EQ(trace_file::read(directory / "good.trace").records.size(), 5u);
 }
 
-// Forks a child that stops this process for a while and continues it.
 void stopThisProcess() {
   const pid_t parent = getpid();
   const pid_t child = fork();
@@ -207,11 +199,12 @@ void aPauseIsWrittenOnce(const trace_file::Directory& directory) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
     recorder.flush();
   }
-  recorder.flush(); // has nothing left to write
+  recorder.flush();
   recorder.stop();
   const std::vector<Record> pauses = pausesIn(made.trace_path);
   CHECK(!pauses.empty());
-  for (size_t i = 1; i < pauses.size(); ++i) { // may include real pauses
+  // The trace may also have other pauses of the process.
+  for (size_t i = 1; i < pauses.size(); ++i) {
     CHECK(pauses[i].timestamp_ns != pauses[i - 1].timestamp_ns);
   }
 }

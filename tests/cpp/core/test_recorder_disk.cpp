@@ -1,5 +1,3 @@
-// Tests the recorder on a full disk: training continues, one line reports it,
-// records in memory are written once there is space, lost ones are counted.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -15,7 +13,7 @@ using trace_file::numbered;
 
 namespace {
 
-// Fits every ring file (256 + 64 * 64 bytes), but no trace with records.
+// A ring file has a header of 256 bytes and 64 records of 64 bytes each.
 constexpr rlim_t kLimit = 256 + 64 * 64;
 
 RecorderOptions options(
@@ -36,7 +34,6 @@ void pushNumbers(uint64_t begin, uint64_t end) {
   }
 }
 
-// Redirects standard error of this process to a file during its lifetime.
 class Captured {
  public:
   explicit Captured(const std::string& path) : path_(path), before_(dup(2)) {
@@ -86,12 +83,12 @@ void unwrittenRecordsAreWrittenOnceThereIsRoom(
     CHECK_EQ(stats.records_unwritten, 30u);
     CHECK_EQ(stats.records_dropped, 0u);
     CHECK_EQ(stats.trace_bytes, written_bytes);
-    // `sound` is not checked: the helper thread may be retrying right now.
+    // The helper thread may be writing again, so `sound` may be false.
     CHECK_EQ(trace_file::read(directory / "wait.trace").records.size(), 20u);
-    pushNumbers(50, 100); // 34 fit
+    pushNumbers(50, 100);
     CHECK_EQ(recorder.stats().records_dropped, 16u);
   }
-  recorder.flush(); // room again: the group and the records
+  recorder.flush();
   CHECK_EQ(recorder.stats().records_unwritten, 0u);
   pushNumbers(100, 110);
   recorder.stop();
@@ -107,15 +104,15 @@ void unwrittenRecordsAreWrittenOnceThereIsRoom(
   CHECK(content.end.at(0).starts_with("{\"records\": 94, \"dropped\": 16, "));
 }
 
-// The records do not fit, but the closing block does and contains their number.
 void recordsLostAtStopAreCounted(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   Captured captured(directory / "stderr");
   recorder.start(options(directory, "lost"));
   pushNumbers(0, 10);
   recorder.flush();
-  pushNumbers(10, 40); // below half of the ring, which would be drained
+  pushNumbers(10, 40);
   {
+    // The closing block fits into 200 bytes, but the records do not.
     const FullDisk full(recorder.stats().trace_bytes + 200);
     recorder.stop();
   }
@@ -128,7 +125,6 @@ void recordsLostAtStopAreCounted(const trace_file::Directory& directory) {
   CHECK_EQ(directory.count(".ring"), 0u);
 }
 
-// Modes other than full do not write the records that wait in memory.
 void recordsLostAtASwitchOfModeAreCounted(
     const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
@@ -169,7 +165,6 @@ void aTraceWithoutAClosingBlockIsReadable(
   CHECK(content.sound);
   CHECK(content.end.empty());
   CHECK_EQ(content.records.size(), 10u);
-  // The next trace is not affected.
   recorder.start(options(directory, "next"));
   CHECK_EQ(recorder.stats().write_errno, 0);
   recorder.stop();
@@ -190,7 +185,7 @@ void startFailsOnAFullDisk(const trace_file::Directory& directory) {
   CHECK_EQ(trace_file::read(directory / "big.trace").end.size(), 1u);
 }
 
-// The note is written into space that was reserved at the start.
+// The recorder reserves space for the note when it opens the trace.
 void aFullDiskIsNotedInTheTrace(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   Captured captured(directory / "stderr");

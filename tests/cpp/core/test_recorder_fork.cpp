@@ -1,4 +1,3 @@
-// Tests forks in the middle of a trace: the child does not affect it.
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,30 +13,31 @@
 using namespace commprof;
 using trace_file::numbered;
 
-// The address sanitizer of GCC 12 does not hold its allocator's locks over
-// fork(): a lock that a helper thread held stays locked in the child.
+// In GCC 12, the address sanitizer does not take its allocator's locks before
+// fork(). A lock that a helper thread held stays locked in the child.
 #ifdef __SANITIZE_ADDRESS__
 constexpr bool kChildMayAllocate = false;
 #else
 constexpr bool kChildMayAllocate = true;
 #endif
 
-// The thread sanitizer crashes when the child of a process with threads starts
-// a thread, as a recording child does.
+// The thread sanitizer crashes if a forked child of a process with threads
+// starts a thread. A recording child starts a thread.
 #ifdef __SANITIZE_THREAD__
 constexpr bool kChildMayRecord = false;
 #else
 constexpr bool kChildMayRecord = kChildMayAllocate;
 #endif
 
-// The thread sanitizer also reports the parent's threads as leaks of the child.
+// In a forked child, the thread sanitizer reports the parent's threads as
+// leaks.
 extern "C" __attribute__((visibility("default"))) const char*
 __tsan_default_options() {
   return "report_thread_leaks=0";
 }
 
-// Unlike the C library's allocator, the address sanitizer's does not unlock its
-// locks in a child. Its quarantine takes these locks in most calls of free().
+// The address sanitizer's quarantine takes locks in most calls of free(). These
+// locks may stay locked in a child.
 extern "C" __attribute__((visibility("default"))) const char*
 __asan_default_options() {
   return "quarantine_size_mb=0:thread_local_quarantine_size_kb=0";
@@ -47,13 +47,12 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Simulated disk of this process: duration of a write, and writes begun.
 std::atomic<int64_t> write_takes_ms{0};
 std::atomic<int> writes{0};
 
 } // namespace
 
-// Replaces the C library's pwrite().
+// This function replaces the C library's pwrite().
 extern "C" ssize_t pwrite(int fd, const void* data, size_t bytes, off_t at) {
   ++writes;
   std::this_thread::sleep_for(std::chrono::milliseconds(write_takes_ms));
@@ -86,7 +85,7 @@ void childHasNoTrace(const trace_file::Directory& directory) {
   const std::string ring = bytesOf(directory / "parent-0.ring");
   const std::string trace = bytesOf(directory / "parent.trace");
   for (uint64_t i = 0; i < 50; ++i) {
-    recorder.push(numbered(i)); // by a caller that checked before fork()
+    recorder.push(numbered(i));
   }
   recorder.flush();
   recorder.stop();
@@ -111,15 +110,14 @@ void childStartsItsOwnTrace(
   CHECK(content.sound);
   CHECK_EQ(Recorder::threadId(), uint32_t(getpid()));
   CHECK_EQ(content.session, 2u);
-  CHECK_EQ(content.groups.size(), groups); // includes the parent's groups
+  CHECK_EQ(content.groups.size(), groups);
   CHECK_EQ(content.records.size(), 11u);
-  for (int i = 0; i < 5; ++i) { // must not wait for the parent's helper
+  for (int i = 0; i < 5; ++i) {
     recorder.start(options(directory, "child", 3));
     recorder.stop();
   }
 }
 
-// Runs `child` in a forked process; its checks are counted here as one.
 template <class Child>
 void forked(Child&& child) {
   const pid_t pid = fork();
@@ -133,7 +131,6 @@ void forked(Child&& child) {
   CHECK_EQ(status, 0);
 }
 
-// Pushes 0, 1, 2, ... from the calling thread.
 struct Counting {
   uint64_t next = 0;
   void push(int count) {
@@ -143,13 +140,11 @@ struct Counting {
   }
 };
 
-// Another thread pushes and the flusher drains while forks happen. Returns how
-// many records that thread pushed.
 uint64_t forkWhileOthersPush(Counting& this_thread_count) {
   std::atomic<bool> done{false};
   Counting other_thread_count;
   std::thread busy([&] {
-    do { // at least once, even if it gets no core until the forks end
+    do {
       other_thread_count.push(100);
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     } while (!done);
@@ -227,14 +222,13 @@ void checkTakesUnder1s(Call&& call) {
   CHECK(std::chrono::steady_clock::now() - begin < 1s);
 }
 
-// Threads that fork, add a group or query statistics do not wait for the disk.
 void callersDoNotWaitForASlowDisk(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   recorder.start(options(directory, "slow", 4));
   const int before = writes;
   write_takes_ms = 5000;
   recorder.push(numbered(0));
-  while (writes == before) { // until the helper thread is in pwrite()
+  while (writes == before) {
     std::this_thread::sleep_for(1ms);
   }
   checkTakesUnder1s(

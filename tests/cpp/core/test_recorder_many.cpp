@@ -1,5 +1,3 @@
-// Tests with ten million records that each lost record is counted and each
-// record counted as written is in the file.
 #include <filesystem>
 #include <thread>
 
@@ -12,13 +10,13 @@ using namespace commprof;
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr uint64_t kRecords = 1'000'000; // sanitizers are 20 times slower
+constexpr uint64_t kRecords = 1'000'000;
 #else
 constexpr uint64_t kRecords = 10'000'000;
 #endif
 
-// Pushes as fast as possible, but pauses when the ring is full, because a
-// training thread is never so fast.
+// The loop waits while many records are unwritten, because no training thread
+// is so fast.
 void pushAll(uint64_t count) {
   Recorder& recorder = Recorder::instance();
   for (uint64_t i = 0; i < count; ++i) {
@@ -53,7 +51,8 @@ int main() {
   Recorder& recorder = Recorder::instance();
   RecorderOptions options{
       directory / "many.trace", directory / "many-", "{}", /*session=*/1};
-  options.flush_interval_ms = 1; // rings below half do not trigger drains
+  // A ring that is less than half full does not wake the helper thread.
+  options.flush_interval_ms = 1;
   recorder.start(options);
   std::thread other([] { pushAll(kRecords / 2); });
   pushAll(kRecords / 2);

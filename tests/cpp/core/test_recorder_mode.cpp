@@ -1,4 +1,3 @@
-// Tests the recorder's modes: the file's contents, and switching from outside.
 #include "core/recorder.h"
 
 #include <signal.h>
@@ -52,7 +51,7 @@ void pushSteps(uint64_t begin, uint64_t end) {
   }
 }
 
-// Returns the valid summary: the one with the highest number.
+// The valid summary is the one with the highest number.
 std::string summaryOf(const trace_file::Content& content) {
   std::string found;
   uint64_t highest = 0;
@@ -79,7 +78,8 @@ void alwaysOnWritesNoRecords(const trace_file::Directory& directory) {
   for (int round = 0; round < 100; ++round) {
     pushSteps(0, 1000);
     recorder.flush();
-    if (round == 2) { // both places for summaries are allocated
+    // By now, both places for summaries are allocated.
+    if (round == 2) {
       bytes = std::filesystem::file_size(made.trace_path);
     }
   }
@@ -105,14 +105,13 @@ void offRecordsNothing(const trace_file::Directory& directory) {
   CHECK(recorder.enabled());
   recorder.setEnabled(false);
   recorder.setMode(Mode::kAlwaysOn);
-  CHECK(!recorder.enabled()); // stays paused
+  CHECK(!recorder.enabled());
   recorder.setEnabled(true);
   CHECK(recorder.enabled());
   recorder.stop();
   CHECK(!recorder.enabled());
 }
 
-// The trace reports when a rank stops recording, and when it resumes.
 void longPausesOfRecordingAreNoted(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   const RecorderOptions made = options(directory, "silent", Mode::kFull);
@@ -125,14 +124,14 @@ void longPausesOfRecordingAreNoted(const trace_file::Directory& directory) {
         }));
   };
   recorder.start(made);
-  recorder.setEnabled(false); // for a moment, as in every other step
+  recorder.setEnabled(false);
   recorder.flush();
   recorder.setEnabled(true);
   recorder.flush();
   CHECK_EQ(countNotes("true") + countNotes("false"), 0u);
   recorder.setEnabled(false);
   CHECK(within5s([&] { return countNotes("false") == 1; }));
-  recorder.setMode(Mode::kAlwaysOn); // does not resume recording
+  recorder.setMode(Mode::kAlwaysOn);
   CHECK_EQ(countNotes("true"), 0u);
   recorder.setEnabled(true);
   recorder.setMode(Mode::kFull);
@@ -149,7 +148,8 @@ void longPausesOfRecordingAreNoted(const trace_file::Directory& directory) {
   CHECK(std::stoull(last.substr(last.rfind(' '))) >= end_ns);
 }
 
-// The summary covers all later records, the file only those of full mode.
+// The summary counts all records from the first always-on mode on. The file has
+// only the records of full mode.
 void theControlFileSwitchesTheMode(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   const RecorderOptions made = options(directory, "file", Mode::kFull);
@@ -158,7 +158,7 @@ void theControlFileSwitchesTheMode(const trace_file::Directory& directory) {
   writeControlFile(made, "always-on");
   CHECK(modeBecomes(Mode::kAlwaysOn));
   pushSteps(10, 30);
-  writeControlFile(made, "sometimes"); // rejected with a message on stderr
+  writeControlFile(made, "sometimes");
   std::this_thread::sleep_for(std::chrono::milliseconds(1100));
   CHECK(recorder.mode() == Mode::kAlwaysOn);
   writeControlFile(made, "full");
@@ -173,13 +173,11 @@ void theControlFileSwitchesTheMode(const trace_file::Directory& directory) {
   CHECK_EQ(content.records.size(), 50u);
   CHECK(holds(summaryOf(content), "\"records\":60,"));
   CHECK(holds(summaryOf(content), "\"mode\":\"off\""));
-  // A rank that starts later joins the others.
   recorder.start(made);
   CHECK(recorder.mode() == Mode::kOff);
   recorder.stop();
 }
 
-// A step during which the mode was off for some time lacks records.
 void aStepWithTimeInModeOffIsNotCounted(
     const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
@@ -196,7 +194,8 @@ void aStepWithTimeInModeOffIsNotCounted(
       recorder.push(record);
     }
   };
-  endSteps(0, 2); // step 1 is warm-up
+  // Step 0 has no begin, and step 1 is warm-up.
+  endSteps(0, 2);
   recorder.setMode(Mode::kOff);
   recorder.setMode(Mode::kAlwaysOn);
   endSteps(3, 4);
@@ -205,7 +204,6 @@ void aStepWithTimeInModeOffIsNotCounted(
   CHECK(holds(found, "\"steps\":{\"count\":2,\"sum\":200,"));
 }
 
-// Full mode needs, and writes, the latest clock records of always-on mode.
 void clockRecordsAreKeptForFullMode(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   const RecorderOptions made = options(directory, "clock", Mode::kAlwaysOn);
@@ -240,7 +238,7 @@ void aSignalSwitchesTheModeAndTheControlFile(
     }));
   }
   recorder.stop();
-  raise(SIGUSR2); // late; must not end the process
+  raise(SIGUSR2);
   CHECK_EQ(directory.count(".control"), 3u);
 }
 
@@ -257,9 +255,8 @@ void aSignalHandlerOfTheProgramIsKept(const trace_file::Directory& directory) {
   recorder.stop();
 }
 
-// A ring holds 16384 records: without being woken, the helper thread would
-// drain it after a minute. Near the ring's end this test waits, so that a
-// helper thread without a core loses nothing; a record wakes it again.
+// The ring has room for 16,384 records. The test waits when the ring is nearly
+// full, in case the helper thread has no core.
 void aHalfFullRingIsDrainedEarly(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   RecorderOptions made = options(directory, "fast", Mode::kAlwaysOn);

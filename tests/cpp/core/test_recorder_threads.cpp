@@ -1,6 +1,3 @@
-// Tests the recorder with many threads: rings are reused and bounded, stopping
-// while others push loses no earlier records, and groups are written before
-// their operations.
 #include <latch>
 #include <thread>
 
@@ -40,7 +37,6 @@ void ringsAreReused(const trace_file::Directory& directory) {
   CHECK(trace_file::countUp(content.records, 0));
 }
 
-// 256 of 300 concurrent threads get a ring; the other records are dropped.
 void ringsAreBounded(const trace_file::Directory& directory) {
   constexpr int kThreads = 300;
   constexpr int kRings = 256;
@@ -66,7 +62,6 @@ void ringsAreBounded(const trace_file::Directory& directory) {
   for (std::thread& thread : threads) {
     thread.join();
   }
-  // Rings were returned: a new thread records again.
   std::thread([&recorder] { recorder.push(numbered(11)); }).join();
   recorder.stop();
   const auto content = trace_file::read(directory / "bounded.trace");
@@ -75,7 +70,6 @@ void ringsAreBounded(const trace_file::Directory& directory) {
   CHECK_EQ(directory.count(".ring"), 0u);
 }
 
-// A thread that got no ring asks again once one has been returned.
 void aThreadWithoutARingGetsOneLater(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   recorder.start(options(directory, "refused"));
@@ -90,7 +84,8 @@ void aThreadWithoutARingGetsOneLater(const trace_file::Directory& directory) {
     });
   }
   holding.wait();
-  recorder.push(numbered(2)); // refused, or a ring from an earlier test
+  // This thread gets no ring, unless it kept a ring from an earlier test.
+  recorder.push(numbered(2));
   release.count_down();
   for (std::thread& thread : holders) {
     thread.join();
@@ -102,7 +97,6 @@ void aThreadWithoutARingGetsOneLater(const trace_file::Directory& directory) {
   CHECK(!own_records.empty() && own_records.back().op_id == 3);
 }
 
-// Pushes from the destructor of a thread-local that outlives the thread's ring.
 struct PushesAtThreadEnd {
   ~PushesAtThreadEnd() {
     Recorder::instance().push(numbered(1));
@@ -116,7 +110,9 @@ void pushAtThreadEnd(const trace_file::Directory& directory) {
   for (int i = 0; i < 300; ++i) {
     std::thread([&recorder] {
       static thread_local PushesAtThreadEnd late;
-      (void)&late; // constructed before the ring, so destroyed after it
+      // The object is constructed before the ring, so it is destroyed after the
+      // ring.
+      (void)&late;
       recorder.push(numbered(0));
     }).join();
   }
@@ -130,7 +126,6 @@ void pushAtThreadEnd(const trace_file::Directory& directory) {
   CHECK_EQ(first, 300u);
 }
 
-// Threads push as fast as they can while traces open and close around them.
 void pushWhileStopping(const trace_file::Directory& directory) {
   constexpr int kSessions = 40;
   Recorder& recorder = Recorder::instance();
@@ -172,7 +167,6 @@ void pushWhileStopping(const trace_file::Directory& directory) {
   }
 }
 
-// Two threads stop and one starts the recorder concurrently.
 void stopAndStartRace(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   for (int round = 0; round < 50; ++round) {
@@ -201,7 +195,6 @@ void stopAndStartRace(const trace_file::Directory& directory) {
 
 constexpr uint32_t kMinGroups = 100;
 
-// Repeatedly adds a group and then records an operation of it.
 void addGroupsAndPush(const std::atomic<bool>& done) {
   Recorder& recorder = Recorder::instance();
   for (uint32_t id = 1; !done || id <= kMinGroups; ++id) {
@@ -213,8 +206,6 @@ void addGroupsAndPush(const std::atomic<bool>& done) {
   }
 }
 
-// Drains wait while another thread gets a ring, which is the longest possible
-// delay between a group and its operation.
 void drainWhileThreadsGetRings() {
   constexpr int kThreads = 40;
   Recorder& recorder = Recorder::instance();
@@ -236,8 +227,6 @@ void drainWhileThreadsGetRings() {
   }
 }
 
-// A group's description is written before its operations, whatever threads do
-// meanwhile.
 void groupsAreWrittenBeforeTheirOperations(
     const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
@@ -263,8 +252,8 @@ void groupsAreWrittenBeforeTheirOperations(
 int main() {
   const trace_file::Directory directory;
   ringsAreReused(directory);
-  groupsAreWrittenBeforeTheirOperations(
-      directory); // while threads need new rings
+  // This test must run while threads still need new rings.
+  groupsAreWrittenBeforeTheirOperations(directory);
   pushAtThreadEnd(directory);
   pushWhileStopping(directory);
   stopAndStartRace(directory);

@@ -1,4 +1,3 @@
-// Tests the ring: order, wrap-around, a full ring, two threads, the file.
 #include <sys/stat.h>
 
 #include <thread>
@@ -12,7 +11,8 @@ using trace_file::numbered;
 
 namespace {
 
-// Rings are never destroyed; this keeps them reachable for the leak checker.
+// Rings are never destroyed. The vector keeps them reachable for the leak
+// checker.
 Ring& makeRing(const std::string& path, uint64_t capacity, uint64_t session) {
   static auto& rings = *new std::vector<Ring*>();
   rings.push_back(new Ring(path, capacity, session));
@@ -33,7 +33,7 @@ void wrapsAround() {
   Ring& ring = makeRing("", 8, 1);
   uint64_t next = 0;
   uint64_t expected = 0;
-  // 5 at a time through 8 slots: the runs begin at every slot and wrap.
+  // A run of 5 records begins at each of the 8 slots in turn.
   for (int round = 0; round < 100; ++round) {
     for (int i = 0; i < 5; ++i) {
       ring.push(numbered(next++));
@@ -55,7 +55,6 @@ void peekWithoutCommitKeepsRecords() {
   ring.peek([&](const Record*, uint64_t) { ++calls; });
   ring.peek([&](const Record*, uint64_t) { ++calls; });
   CHECK_EQ(calls, 2);
-  // A record pushed between peek and commit is not committed.
   const uint64_t mark = ring.peek([](const Record*, uint64_t) {});
   ring.push(numbered(8));
   ring.commit(mark);
@@ -72,7 +71,7 @@ void fullRingDropsTheNewest() {
   CHECK_EQ(numbers.size(), 8u);
   CHECK_EQ(numbers.front(), 0u);
   CHECK_EQ(numbers.back(), 7u);
-  ring.push(numbered(20)); // there is room again
+  ring.push(numbered(20));
   CHECK_EQ(drain(ring).at(0), 20u);
   CHECK_EQ(ring.header().dropped.load(), 12u);
 }
@@ -82,8 +81,6 @@ bool isFull(Ring& ring) {
   return header.head.load() - header.tail.load() == header.capacity;
 }
 
-// If the producer does not wait for room, it loses records when the ring is
-// full.
 void oneThreadPushesWhileAnotherDrains(uint64_t count, bool waits_for_room) {
   Ring& ring = makeRing("", 1024, 1);
   std::atomic<bool> done{false};
@@ -143,7 +140,7 @@ void fileOutlivesTheMapping(const trace_file::Directory& directory) {
 void rebindMovesToAnEmptyFile(const trace_file::Directory& directory) {
   Ring& ring = makeRing(directory / "first.ring", 8, 1);
   for (uint64_t i = 0; i < 11; ++i) {
-    ring.push(numbered(i)); // 8 fit
+    ring.push(numbered(i));
   }
   const RingHeader* before = &ring.header();
   ring.rebind(directory / "second.ring", 2);
@@ -169,12 +166,10 @@ void rebindMovesToAnEmptyFile(const trace_file::Directory& directory) {
   CHECK(ring.fileBacked());
   ring.unlinkFile();
   CHECK(!std::filesystem::exists(directory / "fourth.ring"));
-  ring.push(numbered(10)); // continues in memory
+  ring.push(numbered(10));
   CHECK_EQ(drain(ring).at(0), 10u);
 }
 
-// A thread may be inside push() while the ring is moved; the ring must stay
-// within its bounds.
 void rebindWhileAThreadPushes(const trace_file::Directory& directory) {
   Ring& ring = makeRing(directory / "moving.ring", 64, 1);
   std::atomic<bool> done{false};
@@ -193,9 +188,10 @@ void rebindWhileAThreadPushes(const trace_file::Directory& directory) {
 
 void noFileGivesPrivateMemory(const trace_file::Directory& directory) {
   CHECK(!makeRing(directory / "missing/a.ring", 8, 1).fileBacked());
-  CHECK(!makeRing(directory / "a.ring", 8, 1).fileBacked()); // exists
+  // An earlier test has made a.ring.
+  CHECK(!makeRing(directory / "a.ring", 8, 1).fileBacked());
   {
-    const trace_file::FullDisk full(300); // posix_fallocate fails
+    const trace_file::FullDisk full(300);
     Ring& ring = makeRing(directory / "full.ring", 8, 1);
     CHECK(!ring.fileBacked());
     ring.push(numbered(1));

@@ -1,4 +1,3 @@
-// Tests the bytes that the trace writer writes, and a full disk.
 #include "base/crc32.h"
 #include "core/trace_writer.h"
 
@@ -36,8 +35,7 @@ uint32_t crcBitByBit(const std::string& data) {
   return c ^ 0xffffffffu;
 }
 
-// Lengths around multiples of eight bytes, and of the 64 bytes that are folded
-// at once, at every alignment.
+// crc32() processes 64 bytes at once, then 8 bytes at once.
 void checksumsOfAllLengths() {
   std::string data(400, 0);
   for (size_t i = 0; i < data.size(); ++i) {
@@ -84,7 +82,8 @@ void badPathsThrow(const trace_file::Directory& directory) {
   }
 }
 
-// Blocks of 24 + 1000 bytes after 32: three fit into 4000 bytes.
+// Three blocks of 24 + 1000 bytes fit into 4000 bytes, after the file header of
+// 32 bytes.
 void blocksThatDoNotFitAreNotWritten(const trace_file::Directory& directory) {
   const std::string path = directory / "full.trace";
   TraceWriter writer(path, 1);
@@ -102,14 +101,12 @@ void blocksThatDoNotFitAreNotWritten(const trace_file::Directory& directory) {
       CHECK_EQ(writer.bytesWritten(), 32u + 3 * 1024);
     }
     CHECK(trace_file::read(path).sound);
-    // 896 bytes are left: a smaller block fits.
     CHECK(writer.writeJson(BlockType::kEnd, std::string(872, 'y')));
     CHECK_EQ(sizeOf(path), 4000u);
-    // Not even a header fits.
     CHECK(!writer.writeJson(BlockType::kEnd, ""));
     CHECK_EQ(sizeOf(path), 4000u);
   }
-  CHECK(writer.writeJson(BlockType::kGroup, payload)); // has space again
+  CHECK(writer.writeJson(BlockType::kGroup, payload));
   const trace_file::Content content = trace_file::read(path);
   CHECK(content.sound);
   CHECK_EQ(content.groups.size(), 4u);
@@ -135,7 +132,7 @@ void summariesDoNotGrowTheFile(const trace_file::Directory& directory) {
   CHECK(writer.writeJson(BlockType::kGroup, "group"));
   for (int i = 0; i < 9; ++i) {
     CHECK(writer.writeSummary(summary(i, 60'000 + i)));
-    CHECK(writer.writeSummary(summary(i, 1000))); // uses the same places
+    CHECK(writer.writeSummary(summary(i, 1000)));
   }
   CHECK(!writer.writeSummary(summary(0, TraceWriter::kMaxSummaryBytes + 1)));
   CHECK(writer.writeSummary(summary(7, TraceWriter::kMaxSummaryBytes)));
@@ -151,7 +148,6 @@ void summariesDoNotGrowTheFile(const trace_file::Directory& directory) {
   CHECK(content.summaries[3].starts_with("8xxx"));
 }
 
-// If there is no space for a second summary, the first one is kept.
 void aFullDiskKeepsTheLastSummary(const trace_file::Directory& directory) {
   const std::string path = directory / "full-summary.trace";
   TraceWriter writer(path, 1);
@@ -164,7 +160,6 @@ void aFullDiskKeepsTheLastSummary(const trace_file::Directory& directory) {
   CHECK_EQ(content.summaries.size(), 1u);
 }
 
-// A reader skips a place that is being rewritten.
 void aHalfWrittenSummaryIsSkipped(const trace_file::Directory& directory) {
   const std::string path = directory / "half-summary.trace";
   TraceWriter writer(path, 1);

@@ -1,4 +1,3 @@
-// Tests the bound that a wait's return sets on the operation's completion.
 #include "core/wait_returns.h"
 
 #include <atomic>
@@ -16,7 +15,7 @@ void completionIsNoLaterThanTheWaitsReturn() {
   returns->note(7, 100);
   CHECK_EQ(returns->completionNs(7, 150), 100u);
   CHECK_EQ(returns->completionNs(7, 90), 90u);
-  CHECK_EQ(returns->completionNs(8, 150), 150u); // no wait returned
+  CHECK_EQ(returns->completionNs(8, 150), 150u);
 }
 
 void onlyTheFirstReturnCounts() {
@@ -34,7 +33,8 @@ void anOverwrittenOperationHasNoBound() {
   CHECK_EQ(returns->completionNs(7 + WaitReturns::kMost, 250), 200u);
 }
 
-// All operations share one place; each one's return time is 10 times its id.
+// All ids have one place in the table, because they differ by multiples of
+// kMost.
 void aReaderNeverGetsAnotherOperationsReturn() {
   const auto returns = std::make_unique<WaitReturns>();
   std::atomic<uint64_t> latest{7};

@@ -1,4 +1,3 @@
-// Tests a device's clock against the host's, with times computed by hand.
 #include "device/device_clock.h"
 
 #include <cstdlib>
@@ -15,7 +14,8 @@ bool near(uint64_t actual, uint64_t expected, uint64_t error) {
   return (actual > expected ? actual - expected : expected - actual) <= error;
 }
 
-// One anchor determines no rate: the error grows by 500 ppm of the distance.
+// If there is only one anchor, the error grows by 500 ppm of the distance to
+// the anchor.
 void oneAnchorMapsToItsMiddle() {
   DeviceClock clock;
   CHECK(!clock.known());
@@ -29,7 +29,7 @@ void oneAnchorMapsToItsMiddle() {
   CHECK_EQ(clock.rate(), 1.0);
 }
 
-// A host time beyond what a double holds to the nanosecond.
+// A double cannot hold an uptime of 400 days to the nanosecond.
 void keepsNanosecondsOfALongUptime() {
   DeviceClock clock;
   const uint64_t late = 400ull * 86400 * kSecond + 1;
@@ -37,8 +37,6 @@ void keepsNanosecondsOfALongUptime() {
   CHECK_EQ(clock.toHost(3).time_ns, late + 3);
 }
 
-// The host's clock is 100 ppm faster than the device's. The best two of the
-// three anchors are 10 s apart and together 2 us wide.
 void twoAnchorsGiveTheRate() {
   DeviceClock clock;
   const auto host = [](int64_t device_ns) {
@@ -49,7 +47,7 @@ void twoAnchorsGiveTheRate() {
     clock.add({device_ns, middle - width_ns / 2, middle + width_ns / 2});
   };
   add(0, 2000);
-  add(int64_t(5 * kSecond), 900'000); // the device was busy
+  add(int64_t(5 * kSecond), 900'000);
   add(int64_t(10 * kSecond), 2000);
   CHECK(std::abs(clock.rate() - 1.0001) < 1e-9);
   for (const int64_t device_ns : {0ll, 5'000'000'000ll, 12'000'000'000ll}) {
@@ -59,7 +57,6 @@ void twoAnchorsGiveTheRate() {
   }
 }
 
-// Anchors that are wrong within their width give times wrong within the bound.
 void timesAreWithinTheErrorBound() {
   for (const int64_t shift : {-4000, 4000}) {
     DeviceClock clock;
@@ -75,7 +72,6 @@ void timesAreWithinTheErrorBound() {
   }
 }
 
-// Old anchors are dropped: the rate is the current one.
 void theOldestAnchorsAreDropped() {
   DeviceClock clock;
   const auto count = int64_t(DeviceClock::kMaxAnchors);

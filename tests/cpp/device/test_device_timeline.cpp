@@ -1,5 +1,3 @@
-// Tests marks on a simulated device's streams: their records contain the times
-// at which the streams reached them, and no thread waits.
 #include "device/device_timeline.h"
 
 #include <atomic>
@@ -20,32 +18,28 @@ using namespace commprof;
 
 namespace {
 
-// A device with streams and its own clock, which runs in real time. Each
-// operation takes the duration it is given; every event's time is known.
 class SimulatedDevice final : public Device {
  public:
   struct Timed final : Event {
     double at_ns = 0;
   };
 
-  // The device's clock is `drift` faster than the host's.
   explicit SimulatedDevice(double drift = 0.0) : drift_(drift) {}
 
   double nowNs() const {
     return double(commprof::nowNs() - begin_ns_) * (1.0 + drift_) + kOffsetNs;
   }
-  // Host time of a device time: the true value of a record's time.
   double hostNs(double device_ns) const {
     return double(begin_ns_) + (device_ns - kOffsetNs) / (1.0 + drift_);
   }
 
-  // Adds work to the stream; returns the time of its end.
+  // Returns the time at which the added work ends.
   double run(int64_t stream, double duration_ns) {
     const std::lock_guard<std::mutex> lock(mutex_);
     busy_[stream] = std::max(busy_[stream], nowNs()) + duration_ns;
     return busy_[stream];
   }
-  // Makes the stream wait until `until_ns`; returns the duration.
+  // Returns for how many ns the stream waits.
   double wait(int64_t stream, double until_ns) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const double from_ns = std::max(busy_[stream], nowNs());
@@ -82,7 +76,8 @@ class SimulatedDevice final : public Device {
     }
     const double ns = static_cast<const Timed&>(to).at_ns -
         static_cast<const Timed&>(from).at_ns;
-    return double(float(ns * 1e-6)) * 1e6; // CUDA's are floats, in ms
+    // CUDA returns elapsed times as floats in ms.
+    return double(float(ns * 1e-6)) * 1e6;
   }
 
   std::atomic<int64_t> current{1};
@@ -104,7 +99,7 @@ constexpr uint64_t kLongNs = 5'000'000'000;
 
 struct Setup {
   SimulatedDevice* device;
-  std::vector<Record> records; // except for the clock's
+  std::vector<Record> records;
   std::vector<Record> clocks;
   std::unique_ptr<DeviceTimeline> timeline;
 
@@ -126,8 +121,7 @@ Record record(Kind kind, uint64_t op_id) {
   return made;
 }
 
-// True if the time is within the error of the one anchor: its own error, 500
-// ppm of the distance to it, and two roundings.
+// The time may be off by the error of the anchor, and by 100 ns of rounding.
 bool near(const Setup& setup, uint64_t actual_ns, double truth_ns) {
   const Record& anchor = setup.clocks.at(0);
   const double distance = truth_ns - double(anchor.timestamp_ns);
@@ -136,9 +130,8 @@ bool near(const Setup& setup, uint64_t actual_ns, double truth_ns) {
   return std::abs(double(actual_ns) - truth_ns) <= error + 100;
 }
 
-// Computes for 16 ms, then waits for a collective of 40 ms: 24 ms are exposed.
-// The times are so long that even on a busy machine the first poll comes before
-// the collective ends.
+// The collective takes 40 ms, so that the first poll precedes its end even on a
+// busy machine.
 void aStretchLastsAsLongAsTheStreamWaits(double drift) {
   Setup setup(drift);
   DeviceTimeline& timeline = *setup.timeline;
@@ -155,7 +148,7 @@ void aStretchLastsAsLongAsTheStreamWaits(double drift) {
   timeline.poll(false, /*hurried=*/true);
   CHECK_EQ(setup.clocks.size(), 1u);
   CHECK_EQ(setup.clocks.at(0).aux, 3u);
-  CHECK(setup.records.size() <= 1); // unfinished marks have no record
+  CHECK(setup.records.size() <= 1);
   CHECK_EQ(timeline.drain(kLongNs), 0u);
   CHECK_EQ(setup.records.size(), 3u);
   for (const Record& made : setup.records) {
@@ -173,23 +166,23 @@ void aStretchLastsAsLongAsTheStreamWaits(double drift) {
         CHECK(made.kind == Kind::kDeviceWait);
         CHECK(near(setup, made.value, device.hostNs(end_ns)));
         CHECK_EQ(made.bytes_out, 1u);
-        CHECK_EQ(made.seq, 3u); // the device, as of the clock
+        CHECK_EQ(made.seq, 3u);
         const double length_ns = double(made.value - made.timestamp_ns);
-        // One anchor determines no drift: 500 ppm of 24 ms are 12 us.
+        // If there is only one anchor, the drift is known to 500 ppm, which is
+        // 12 us in 24 ms.
         CHECK(std::abs(length_ns - stall_ns / (1.0 + drift)) < 12100);
     }
   }
 }
 
-// Until the second comparison of clocks, all times are converted by the first
-// one; an inaccurate first comparison would make them jump at the second. So a
-// first comparison with a late answer is rejected, unless poll() is hurried.
-// Returns false, having checked nothing, if this thread was held up for so long
-// that the device may have answered in time.
+// Only a hurried poll accepts an inaccurate first comparison of clocks. The
+// function returns false, without a check, if the device may have answered in
+// time because the thread was held up.
 bool firstComparisonWasHeldBack() {
   Setup setup;
   DeviceTimeline& timeline = *setup.timeline;
-  constexpr int64_t kClockStream = 100; // the first stream that was made
+  // The clock uses the first stream that newStream() returned.
+  constexpr int64_t kClockStream = 100;
   timeline.moment(record(Kind::kEnd, 1), timeline.mark(1));
   for (int i = 0; i < 3; ++i) {
     const uint64_t begin_ns = nowNs();
@@ -218,7 +211,6 @@ void theFirstClockComparisonMustBeAccurate() {
   CHECK(tries < 100);
 }
 
-// A stream that is far behind does not delay the others.
 void streamsAreResolvedIndependently() {
   Setup setup;
   DeviceTimeline& timeline = *setup.timeline;
@@ -244,13 +236,13 @@ void aCapturedStreamGetsNoMarks() {
   timeline.stretch(
       record(Kind::kDeviceWait, 3), timeline.mark(2), timeline.mark(1));
   timeline.poll();
-  CHECK_EQ(setup.records.size(), 0u); // querying would break the capture
+  // A query of an event would break the capture.
+  CHECK_EQ(setup.records.size(), 0u);
   setup.device->captured = -1;
   CHECK_EQ(timeline.drain(kLongNs), 0u);
   CHECK_EQ(setup.records.size(), 1u);
 }
 
-// Events are reused, and marks without room count as dropped.
 void memoryIsBounded() {
   const trace_file::Directory directory;
   Recorder& recorder = Recorder::instance();
@@ -279,7 +271,6 @@ void memoryIsBounded() {
   recorder.stop();
 }
 
-// More streams than queues: a queue that is empty changes its stream.
 void queuesAreReused() {
   Setup setup;
   DeviceTimeline& timeline = *setup.timeline;
@@ -292,7 +283,6 @@ void queuesAreReused() {
   CHECK_EQ(setup.records.size(), size_t(streams));
 }
 
-// The clock is compared once per second, during a poll.
 void theClockIsComparedOncePerSecond() {
   Setup setup;
   for (int i = 0; i < 1000; ++i) {

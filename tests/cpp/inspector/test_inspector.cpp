@@ -1,5 +1,3 @@
-// Tests the reader of NCCL Inspector's logs: lines in every form, pieces of any
-// size, and waits.
 #include <cmath>
 #include <set>
 #include <string>
@@ -27,7 +25,8 @@ std::string line(int rank, int number, const std::string& timeUs) {
 }
 
 void linesAreRead() {
-  const std::string text = line(1, 5, "12.5"); // what was parsed points into it
+  // The result of parseLine() points into the text.
+  const std::string text = line(1, 5, "12.5");
   const auto plain = parseLine(text);
   CHECK(plain && plain->header && plain->operation);
   CHECK(plain->header->rank == 1 && plain->header->ranks == 3);
@@ -41,7 +40,6 @@ void linesAreRead() {
   CHECK(!parseLine(std::string(100000, '{')).has_value());
   CHECK(!parseLine("{\"a\": " + std::string(100000, '[')).has_value());
   CHECK(parseLine(R"({"a": [], "b": [1, "x\"]"], "c": {}})").has_value());
-  // Messages have a peer, and collectives have none.
   const std::string collective = line(0, 1, "5");
   std::string send = collective;
   send.replace(send.find("AllReduce"), 9, "Send");
@@ -58,8 +56,9 @@ void piecesOfAnySizeGiveTheSame() {
   for (int number = 0; number < 50; ++number) {
     text += line(0, number, std::to_string(number + 1)) + "\r\n";
   }
-  text.insert(0, "\xEF\xBB\xBF"); // as some editors write it
-  text += line(0, 50, "51"); // without an end
+  // Some editors write a byte order mark.
+  text.insert(0, "\xEF\xBB\xBF");
+  text += line(0, 50, "51");
   for (size_t piece : {1, 7, 300, 100000}) {
     LogFile file("x");
     for (size_t at = 0; at < text.size(); at += piece) {
@@ -97,7 +96,6 @@ void logsThatGrowAreJoined() {
     file.feed(text);
     logs.push_back(file.communicators().at(0).get());
   };
-  // Joins the logs, takes the calls that are over, and returns their number.
   const auto taken = [&] {
     Communicator* const member[] = {joinLogs(logs).front()};
     const uint8_t followed[] = {1};
@@ -105,10 +103,10 @@ void logsThatGrowAreJoined() {
   };
   add(early, dumped(1, 1) + dumped(1, 2));
   CHECK(taken() == 2);
-  add(copy, dumped(1, 1) + dumped(1, 2)); // the records were taken
+  add(copy, dumped(1, 1) + dumped(1, 2));
   CHECK(taken() == 0);
-  copy.feed(dumped(1, 3)); // also if it has more
-  add(late, dumped(1, 3) + dumped(2, 4)); // of the same dump, but after it
+  copy.feed(dumped(1, 3));
+  add(late, dumped(1, 3) + dumped(2, 4));
   CHECK(taken() == 2);
   copy.feed(dumped(4, 9));
   late.feed(dumped(3, 5));
@@ -150,10 +148,7 @@ void noStreamsAreNoCalls() {
   CHECK(unsplit(all).sizes.empty());
 }
 
-// For some calls, the record of rank 1 or 2 is lost; its time is estimated from
-// the other ranks' times.
 void lostTimesFollowTheOthers() {
-  // Rank 2 is late by 500 us in every third call.
   Stream ranks[4];
   for (uint32_t n = 0; n < 60; ++n) {
     const float wait = n % 3 == 0 ? 500 : 20 + float(n % 7);
@@ -183,7 +178,8 @@ Stream messagesOf(const std::vector<uint32_t>& numbers, int32_t peer) {
 }
 
 void lostMessagesAreToldByTheirNumber() {
-  // A send to rank 1 and two recvs from rank 3 in each step; 5 and 9 are lost.
+  // Each step has one send to rank 1 and two recvs from rank 3. The records of
+  // messages 5 and 9 are lost.
   const Stream sends = messagesOf({1, 4, 7, 10, 13}, 1);
   const Stream receives = messagesOf({2, 3, 6, 8, 11, 12, 14, 15}, 3);
   const auto order = [](const Stream& sent, const Stream* got, uint32_t first) {
@@ -199,8 +195,8 @@ void lostMessagesAreToldByTheirNumber() {
   CHECK(order(sends, &receives, 0).messages.size() == 16);
   const Stream late = messagesOf({4000000000, 4000000002}, 1);
   CHECK(order(late, nullptr, 1).messages.empty());
-  // No sequence repeats: the order is known if no record is lost, but not if
-  // one is lost or a number comes twice.
+  // Without a repeated sequence, a lost record or a double number leaves the
+  // order unknown.
   const Stream some = messagesOf({1, 2, 5}, 1);
   Stream others = messagesOf({3, 4, 6}, 2);
   CHECK(order(some, &others, 1).messages.size() == 6);
@@ -210,7 +206,6 @@ void lostMessagesAreToldByTheirNumber() {
   CHECK(order(some, &others, 1).messages.empty());
   others.records.back().number = 5;
   CHECK(order(some, &others, 1).messages.empty());
-  // These records are too few to show a sequence; the earlier messages show it.
   const Stream few = messagesOf({16, 19}, 1);
   const Stream after = messagesOf({17, 20, 21}, 3);
   CHECK(order(few, &after, 16).messages.empty());
@@ -219,8 +214,6 @@ void lostMessagesAreToldByTheirNumber() {
       messagesInOrder(byNumber(&few, &after), 16, before).messages.size() == 6);
 }
 
-// Returns a communicator of a followed log, with the fields that these tests
-// need.
 Communicator memberOf(int64_t rank) {
   Communicator member;
   member.rank = rank;
@@ -239,12 +232,12 @@ void callsAreTakenOnceAllWroteThem() {
   CHECK(waits.completeCalls == 2 && waits.causedUs[1] == 60);
   CHECK(first.streams["AllReduce"].records.size() == 1);
   CHECK(takeCollectives(both, followed, "AllReduce", 2, 1).calls == 0);
-  // The log of the second member has ended: a call that only the first member
+  // The second member's log has ended, so a call that only the first member
   // wrote is taken.
   const uint8_t firstOnly[] = {1, 0};
   waits = takeCollectives(both, firstOnly, "AllReduce", 2, 1);
   CHECK(waits.calls == 1 && waits.lostRecords == 1);
-  // Replays of a graph repeat numbers, so calls are counted instead.
+  // Replays of a CUDA graph repeat the numbers of their calls.
   first.streams["AllReduce"].records = {{8, 7, 5}, {8, 8, 6}, {8, 7, 7}};
   second.streams["AllReduce"].records = {{8, 7, 9}, {8, 8, 6}};
   waits = takeCollectives(both, followed, "AllReduce", 2, 1);
@@ -263,11 +256,10 @@ void messagesAreTakenInTheirOrder() {
   receives.peers = {0};
   Waits waits = takeMessages(both, 1, false);
   CHECK(waits.calls == 1 && waits.causedUs[0] == 30);
-  CHECK(sends.records.size() == 1); // number 2 waits for its recv
+  CHECK(sends.records.size() == 1);
   receives.records = {{8, 2, 60}, {8, 3, 60}};
   receives.peers = {0, 0};
-  waits =
-      takeMessages(both, 1, false); // number 3 of the sender is not written yet
+  waits = takeMessages(both, 1, false);
   CHECK(waits.calls == 1 && waits.causedUs[0] == 10);
   sends.records.push_back({8, 3, 40});
   sends.peers.push_back(1);
@@ -276,8 +268,8 @@ void messagesAreTakenInTheirOrder() {
   CHECK(sends.records.empty() && waits.unmatchedRecords == 0);
 }
 
-// Appends messages of two ranks with these numbers: in each turn of 3, rank 0
-// sends twice and then receives. `lost`: those that rank 0 did not write.
+// Of three messages, rank 0 sends two and receives the third. Rank 0 does not
+// write the messages in `lost`.
 void writeMessages(
     Communicator& first,
     Communicator& second,
@@ -305,10 +297,9 @@ void messagesThatAreLostAreTakenToo() {
   Waits waits = takeMessages(both, 1, false);
   CHECK(waits.calls == 60 && waits.completeCalls == 58);
   CHECK(waits.lostRecords == 2 && waits.causedUs[0] == 40);
-  first.streams["Recv"] = messagesOf({6}, 1); // written after all
+  first.streams["Recv"] = messagesOf({6}, 1);
   CHECK(takeMessages(both, 1, false).unmatchedRecords == 1);
-  // A missing message may still be written, until 32 later ones have been
-  // written.
+  // A missing message counts as lost once 32 later messages have been written.
   writeMessages(first, second, 61, 81, {62});
   CHECK(takeMessages(both, 1, false).calls == 1);
   first.streams["Send"].records.push_back({8, 62, 50});
@@ -320,13 +311,13 @@ void messagesThatAreLostAreTakenToo() {
   writeMessages(first, second, 101, 121, {});
   waits = takeMessages(both, 1, false);
   CHECK(waits.calls == 39 && waits.lostRecords == 1);
-  // Number 121 comes twice: from there on, messages cannot be matched.
+  // Number 121 comes twice, so messages cannot be matched from number 121 on.
   writeMessages(first, second, 121, 122, {});
   writeMessages(first, second, 121, 122, {});
   CHECK(takeMessages(both, 1, false).unmatchedRecords == 4);
   writeMessages(first, second, 122, 123, {});
   CHECK(takeMessages(both, 1, false).unmatchedRecords == 2);
-  writeMessages(first, second, 82, 83, {}); // comes late
+  writeMessages(first, second, 82, 83, {});
   writeMessages(first, second, 123, 124, {});
   CHECK(takeMessages(both, 1, false).unmatchedRecords == 4);
 }
@@ -347,7 +338,7 @@ void repeatedCallsAreFound() {
   CHECK(found.calls[2].sizeBytes == 8192 && found.calls[2].kind == "AllReduce");
   member.streams.begin()->second.records.erase(
       member.streams.begin()->second.records.begin() + 5);
-  CHECK(sequenceOf(member).calls.empty()); // a call is missing
+  CHECK(sequenceOf(member).calls.empty());
   CHECK(sequenceOf(Communicator()).calls.empty());
 }
 
@@ -355,15 +346,13 @@ void messagesWithoutAnotherSideAreDropped() {
   Communicator first = memberOf(0);
   Communicator second = memberOf(1);
   Communicator* const both[] = {&first, &second};
-  // The second rank's log is found late, but it holds the rank's messages from
-  // the first one on.
   writeMessages(first, second, 1, 61, {});
   Waits waits = takeMessages({both, 1}, 1, false);
   CHECK(waits.calls == 0 && waits.unmatchedRecords == 60);
   CHECK(first.messages.sent.at(1).messages.empty());
   CHECK(first.messages.received.at(1).messages.empty());
   Communicator written = second;
-  for (auto& [kind, stream] : second.streams) { // half is not written yet
+  for (auto& [kind, stream] : second.streams) {
     stream.records.resize(stream.records.size() / 2);
     stream.peers.resize(stream.peers.size() / 2);
   }
@@ -378,7 +367,6 @@ void messagesWithoutAnotherSideAreDropped() {
   waits = takeMessages(both, 1, false);
   CHECK(waits.calls == 9 && waits.completeCalls == 9);
   CHECK(waits.unmatchedRecords == 30);
-  // The second rank writes no more messages.
   Communicator other = memberOf(1);
   writeMessages(first, other, 70, 300070, {});
   waits = takeMessages(both, 1, false);

@@ -1,14 +1,12 @@
-// A profiler plugin of NCCL, in one VERSION of the interface, that logs what
-// NCCL reports. At the end of a communicator, the lines about this communicator
-// are written to $LOGGED. The plugin asks for the events of $LOGGED_MASK, and
-// from the first event of a communicator "dp2" on for those of
-// $LOGGED_MASK_LATER. $LOGGED_FAULT:
+// A profiler plugin of NCCL that writes what NCCL reports to the file $LOGGED.
+// The plugin asks for the events of $LOGGED_MASK. The first event of the
+// communicator "dp2" replaces this mask by $LOGGED_MASK_LATER.
+// Values of $LOGGED_FAULT:
 //   init    init() fails
 //   errors  all other functions fail, after they have done their work
-//   null    there are no contexts, and no handles but for operations
+//   null    there are no contexts, and only operations have handles
 //   odd     handles are odd numbers instead of addresses
-//   any     no handles, addresses and odd numbers in turn; nothing is logged,
-//           and every handle that NCCL passes is accepted
+//   any     handles are null, addresses or odd numbers; nothing is logged
 #include <unistd.h>
 
 #include <atomic>
@@ -33,7 +31,8 @@ bool hasFault(const char* fault) {
   return given != nullptr && std::strcmp(given, fault) == 0;
 }
 const Result kResult = hasFault("errors") ? 3 : kSuccess;
-int* g_mask = nullptr; // NCCL's, which it reads again and again
+// NCCL reads this mask again and again.
+int* g_mask = nullptr;
 const bool g_odd = hasFault("odd");
 const bool g_null = hasFault("null");
 const bool g_any = hasFault("any");
@@ -47,7 +46,7 @@ struct Logged {
   Context* context;
   int number;
 };
-// Never freed, so that a handle is recognised at any later time.
+// Events are kept until the end, so that a handle is always recognised.
 std::vector<std::unique_ptr<Context>> g_contexts;
 std::vector<std::unique_ptr<Logged>> g_events;
 Context g_foreign{"of other processes", {}, 0};
@@ -138,10 +137,11 @@ Result start(void* given, void** handle, Event* event) {
       event->type == kProxyOp && event->proxy_op.pid != getpid();
   Context* context = g_null ? &g_without_context : static_cast<Context*>(given);
   std::string parent = foreign ? "of another process" : numberOf(event->parent);
-  if (foreign) { // context and parent are no addresses here
+  // The context and the parent of another process are no addresses here.
+  if (foreign) {
     context = &g_foreign;
   } else if (event->parent != nullptr) {
-    context = eventOf(event->parent)->context; // may be foreign
+    context = eventOf(event->parent)->context;
   }
   const char* later = std::getenv("LOGGED_MASK_LATER");
   if (later != nullptr && context->name == "dp2" && context->events == 0) {
@@ -191,8 +191,8 @@ Result finalize(void* context) {
   write(*static_cast<Context*>(context));
   return kResult;
 }
-// Two contexts are never finalised: their lines are written when the library is
-// closed.
+// NCCL never finalises these two contexts, so their lines are written when the
+// library is closed.
 struct AtEnd {
   ~AtEnd() {
     for (const Context* context : {&g_foreign, &g_without_context}) {

@@ -1,14 +1,13 @@
-// Tests that the plugin does not harm the program, whatever NCCL calls.
-//
-//   test_nccl_harm                       runs the checks
-//   test_nccl_harm orders VERSION FIRST COUNT
-//                                        plays COUNT random orders of calls,
-//                                        with the seeds from FIRST on
-//   test_nccl_harm until-killed VERSION FILE
-//                                        plays collectives until it is killed,
-//                                        and counts them in FILE
-//   test_nccl_harm many PLUGIN EVENTS    plays events, and prints the memory
-//                                        that the process takes
+// test_nccl_harm
+//     runs the checks
+// test_nccl_harm orders VERSION FIRST COUNT
+//     plays COUNT random orders of calls with the seeds from FIRST on, and
+//     prints each seed that the process survived
+// test_nccl_harm until-killed VERSION FILE
+//     plays collectives until it is killed, and counts them in FILE
+// test_nccl_harm many PLUGIN EVENTS
+//     plays EVENTS events, and prints the memory of the process after each
+//     tenth of them
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -39,7 +38,6 @@ using nccl_player::tableOf;
 
 namespace {
 
-// Of this thread, while it counts them.
 thread_local bool t_counts = false;
 thread_local int t_allocations = 0;
 thread_local int t_locks = 0;
@@ -67,8 +65,6 @@ extern "C" int pthread_mutex_lock(pthread_mutex_t* mutex) noexcept {
 
 namespace {
 
-// Plays random events. The handles that they pass are those of earlier events,
-// or random numbers.
 void playAtRandom(Player& player, Communicator& c, uint64_t seed, int events) {
   std::mt19937_64 random(seed);
   std::vector<void*> handles{nullptr};
@@ -94,7 +90,7 @@ void playAtRandom(Player& player, Communicator& c, uint64_t seed, int events) {
     const auto& operation = operations[random() % 6];
     void* made = nullptr;
     switch (random() % (player.hasGpuTimes() ? 10 : 7)) {
-      case 7: // of another process: its context is no address here
+      case 7:
         made = random() % 2 == 0
             ? player.beginProxyOp(
                   c.context, any(), {getpid(), 200, int(random()), 1, 1, 1})
@@ -142,8 +138,8 @@ struct Order {
   uint64_t seed;
   int version;
   int threads;
-  int events; // of each thread
-  int others; // communicators that come and go at the same time
+  int events;
+  int others;
 };
 
 void survives(const Order& order) {
@@ -168,13 +164,12 @@ void survives(const Order& order) {
   for (auto& thread : threads) {
     thread.join();
   }
-  player.finalize(c); // with events pending
-  playAtRandom(player, c, 5, 100); // and used on
+  // The plugin must also survive events of a finalised communicator.
+  player.finalize(c);
+  playAtRandom(player, c, 5, 100);
   player.finalize(c);
 }
 
-// Plays random orders of calls; prints the seed of each one that the process
-// survived.
 int playOrders(int version, uint64_t first, uint64_t count) {
   for (uint64_t seed = first; seed < first + count; ++seed) {
     survives({seed, version, 3, 1000, 5});
@@ -198,7 +193,6 @@ void playCollective(Player& player, Communicator& c) {
   }
 }
 
-// Writes to the first 8 bytes of a file how many collectives have ended.
 int playUntilKilled(int version, const char* path) {
   const int file = open(path, O_RDWR);
   auto* ended = static_cast<std::atomic<uint64_t>*>(
@@ -214,7 +208,6 @@ int playUntilKilled(int version, const char* path) {
   }
 }
 
-// Memory of the process without its files, in bytes.
 size_t residentBytes() {
   size_t total = 0;
   size_t resident = 0;
@@ -223,8 +216,6 @@ size_t residentBytes() {
   return (resident - shared) * size_t(sysconf(_SC_PAGESIZE));
 }
 
-// Plays events to the loaded plugin; prints the memory of the process after
-// each tenth of the events.
 int playMany(const char* path, uint64_t events) {
   void* plugin = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   void* table = plugin ? dlsym(plugin, "ncclProfiler_v6") : nullptr;
@@ -244,7 +235,8 @@ int playMany(const char* path, uint64_t events) {
       std::printf("%llu %zu\n", (unsigned long long)done, residentBytes());
       std::fflush(stdout);
     }
-    if (played / kOfCollective % 500 == 0) { // or records would be dropped
+    // Without these pauses, records would be dropped.
+    if (played / kOfCollective % 500 == 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
@@ -252,8 +244,6 @@ int playMany(const char* path, uint64_t events) {
   return 0;
 }
 
-// If two ranks of a communicator are in this process, only the first is
-// recorded.
 void takesOneRankOfEach() {
   Player player(6, tableOf(6));
   Communicator first{nullptr, 0x77, "", 2, 0};
@@ -265,8 +255,7 @@ void takesOneRankOfEach() {
   player.finalize(first);
 }
 
-// NCCL has one mask of events for all communicators. While a communicator
-// opens, the events of the others must stay in the mask.
+// NCCL has one mask of events for all communicators.
 void keepsTheMask() {
   Player player(6, tableOf(6));
   Communicator c{nullptr, 0x44, "", 2, 0};
@@ -290,7 +279,6 @@ void keepsTheMask() {
   player.finalize(c);
 }
 
-// A forked child records nothing, and its events are harmless.
 void childIsSilent() {
   if (check::isEmulated() || check::kThreadSanitized) {
     return;
@@ -315,11 +303,11 @@ void childIsSilent() {
   player.finalize(c);
 }
 
-// An aborted communicator leaves all of its events pending. A later
-// communicator is recorded as if nothing were pending.
+// NCCL never ends the events of an aborted communicator.
 void survivesAborts() {
   Player player(6, tableOf(6));
-  for (uint64_t i = 0; i < 300; ++i) { // more than are kept from reuse
+  // The plugin reuses a communicator after 256 others.
+  for (uint64_t i = 0; i < 300; ++i) {
     Communicator aborted{nullptr, 0x5000 + i, "", 2, 0};
     player.init(aborted);
     void* call = player.call(
@@ -347,12 +335,13 @@ void survivesAborts() {
   player.finalize(next);
 }
 
-// Once a thread has its ring, calls and kernels cost it no memory and no lock.
 void takesNoLocks() {
   for (const int version : {3, 4, 5, 6, 7}) {
     Player player(version, tableOf(version));
     Communicator c{nullptr, 0x3300u + uint64_t(version), "", 2, 0};
     player.init(c);
+    // The first round is not counted, because the thread gets its ring in that
+    // round.
     for (const bool counts : {false, true}) {
       t_counts = counts;
       for (int i = 0; i < 100; ++i) {
@@ -369,7 +358,6 @@ void takesNoLocks() {
   CHECK_EQ(t_locks, 0);
 }
 
-// An operation that is never completed loses its slot to a later one.
 void boundsWhatIsPending() {
   Player player(6, tableOf(6));
   Communicator c{nullptr, 0x66, "", 2, 0};

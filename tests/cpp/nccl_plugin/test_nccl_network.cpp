@@ -1,14 +1,12 @@
-// Plays NCCL's proxy against the plugin's tables, under a clock that only the
-// test moves, so that all times are known exactly.
-//
-//   test_nccl_network                     checks how a transfer's time is split
-//   test_nccl_network simulate RANK RANKS BASE_NS SEED SLOW
-//       plays one rank of all-reduces in a ring. The link from rank SLOW to
-//       the next rank is slow. Prints three lines with the true sums in ns:
-//       "link": in which the network sent, the peer was not ready, and the GPU
-//       was not ready; "waits": in which the kernels waited; "transfer": from
-//       the last rank's begin to the end. All ranks have the same clock, which
-//       begins at BASE_NS.
+// test_nccl_network
+//     checks how the time of a transfer is split
+// test_nccl_network simulate RANK RANKS BASE_NS SEED SLOW
+//     plays one rank of all-reduces in a ring, in which the link from rank SLOW
+//     to the next rank is slow. The clocks of all ranks begin at BASE_NS.
+//     Prints the true sums in ns:
+//     link      sending, waiting for the peer, and waiting for the GPU
+//     waits     time in which the kernels waited for the last rank
+//     transfer  time from the begin of the last rank to the end
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -32,7 +30,8 @@ using nccl_player::Player;
 
 namespace {
 
-std::atomic<uint64_t> g_now_ns{0}; // 0: the real time
+// At 0, clock_gettime() returns the real time.
+std::atomic<uint64_t> g_now_ns{0};
 
 void passUs(double us) {
   g_now_ns += uint64_t(us * 1000);
@@ -40,7 +39,7 @@ void passUs(double us) {
 
 } // namespace
 
-// In place of libc's.
+// This function replaces the C library's clock_gettime().
 extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
   const uint64_t now_ns = g_now_ns;
   if (clock != CLOCK_MONOTONIC || now_ns == 0) {
@@ -85,8 +84,7 @@ class Transfer {
   void end() {
     player_.stop(op_);
   }
-  // The context that the proxy passes. With PXN it is that of another process,
-  // and must never be read.
+  // With PXN, this context belongs to another process and must never be read.
   static inline void* context = nullptr;
 
  private:
@@ -101,29 +99,30 @@ void splitsSends(Player& player, void* operation, const std::string& path) {
     send.post(step);
     send.tell(step, nccl::kSendGpuWait);
   }
-  passUs(10); // the GPU fills the first
+  passUs(10);
   for (int tries = 0; tries < 5; ++tries) {
     send.tell(0, nccl::kSendPeerWait);
-    passUs(4); // the peer has no buffer
+    passUs(4);
   }
   send.tell(0, nccl::kSendWait);
-  passUs(30); // the network sends it
+  passUs(30);
   send.tell(1, nccl::kSendPeerWait);
   send.tell(1, nccl::kSendWait);
-  passUs(7); // both are on their way
+  passUs(7);
   send.done(0);
   passUs(30);
   send.done(1);
-  passUs(5); // the GPU fills the last
+  passUs(5);
   send.tell(2, nccl::kSendPeerWait);
   send.tell(2, nccl::kSendWait);
   passUs(31);
   send.done(2);
-  passUs(100); // others of the same operation go on
+  passUs(100);
   send.end();
   const Record record = lastOf(Kind::kNcclSend, path);
-  CHECK_EQ(record.bytes_in, 15'000u); // GPU
-  CHECK_EQ(record.bytes_out, 20'000u); // peer
+  // A send waited for the GPU (bytes_in) and for the peer (bytes_out).
+  CHECK_EQ(record.bytes_in, 15'000u);
+  CHECK_EQ(record.bytes_out, 20'000u);
   CHECK_EQ(record.value - record.timestamp_ns, 133'000u);
   CHECK_EQ(record.aux, 3u);
   CHECK_EQ(record.thread, 3 * kStepBytes);
@@ -142,14 +141,13 @@ void splitsReceives(Player& player, void* operation, const std::string& path) {
   receive.done(0);
   receive.end();
   const Record record = lastOf(Kind::kNcclRecv, path);
-  CHECK_EQ(record.bytes_in, 8000u); // GPU
-  CHECK_EQ(record.bytes_out, 3000u); // flush
+  // A receive waited for the GPU (bytes_in) and for the flush (bytes_out).
+  CHECK_EQ(record.bytes_in, 8000u);
+  CHECK_EQ(record.bytes_out, 3000u);
   CHECK_EQ(record.value - record.timestamp_ns, 23'000u);
   CHECK_EQ(record.thread, kStepBytes);
 }
 
-// The proxy of this process sends for another one, whose context and handles
-// mean nothing here.
 void takesOtherProcesses(
     Player& player,
     void* operation,
@@ -162,10 +160,10 @@ void takesOtherProcesses(
   send.tell(0, nccl::kSendWait);
   passUs(20);
   send.done(0);
-  send.done(0); // twice
+  send.done(0);
   send.end();
   send.end();
-  send.post(1); // too late
+  send.post(1);
   Transfer::context = nullptr;
   const Record record = lastOf(Kind::kNcclSend, path);
   CHECK_EQ(record.aux, 5u);
@@ -173,8 +171,8 @@ void takesOtherProcesses(
   CHECK_EQ(record.group, 0u);
 }
 
-// An operation that is not recorded, such as one of a new type of elements, has
-// no handle.
+// An operation with an unknown type of elements is not recorded and has no
+// handle.
 void takesUnknownOperations(Player& player, const std::string& path) {
   Transfer send(player, nullptr, true, 6, getpid());
   send.post(0);
@@ -184,7 +182,7 @@ void takesUnknownOperations(Player& player, const std::string& path) {
   const Record record = lastOf(Kind::kNcclSend, path);
   CHECK_EQ(record.aux, 6u);
   CHECK_EQ(record.op_id, 0u);
-  CHECK(record.group != 0); // it is not of another process
+  CHECK(record.group != 0);
 }
 
 void checkSplit(const std::string& path) {
@@ -203,14 +201,10 @@ void checkSplit(const std::string& path) {
   }
 }
 
-// ---- Times of the GPU
-
 enum class Fault { kNone, kFirstMissing, kLastMissing, kSetForward, kSetBack };
 
-// A time of the GPU may be missing, and its clock may be set. The operations
-// that this affects have no times, and all later ones have the right ones.
 void takesNoImpossibleTimes(const std::string& path) {
-  constexpr int kBetween = 100; // operations between two faults
+  constexpr int kOperationsPerFault = 100;
   constexpr uint64_t kHourNs = 3'600'000'000'000;
   Player player(6, nccl_player::tableOf(6));
   Communicator c{nullptr, 0x200, "dp0", 8, 0};
@@ -223,7 +217,7 @@ void takesNoImpossibleTimes(const std::string& path) {
         Fault::kLastMissing,
         Fault::kSetForward,
         Fault::kSetBack}) {
-    for (int i = 0; i < kBetween; ++i) {
+    for (int i = 0; i < kOperationsPerFault; ++i) {
       const auto happens = [&](Fault wanted) {
         return i == 0 && fault == wanted;
       };
@@ -247,36 +241,34 @@ void takesNoImpossibleTimes(const std::string& path) {
   }
   player.finalize(c);
   Recorder::instance().flush();
-  std::vector<int> unknown(5); // by fault
+  std::vector<int> unknown(5);
   int operations = 0;
   for (const Record& record : trace_file::read(path).records) {
-    if (record.kind != Kind::kNcclOp || record.group != 3) { // of checkSplit()
+    // Groups 1 and 2 are those of checkSplit().
+    if (record.kind != Kind::kNcclOp || record.group != 3) {
       continue;
     }
     ++operations;
     if (record.value == record.timestamp_ns) {
-      ++unknown[record.seq / kBetween];
+      ++unknown[record.seq / kOperationsPerFault];
       continue;
     }
-    // The line between the clocks may be wrong by the largest drift.
+    // The converted times may be off by the largest drift of the clock.
     const uint64_t begin_ns = begins_ns[record.seq];
     CHECK(std::abs(int64_t(record.timestamp_ns - begin_ns)) < 200'000);
     CHECK(std::abs(int64_t(record.value - begin_ns) - 40'000) < 200'000);
   }
   CHECK_EQ(size_t(operations), begins_ns.size());
-  // After 64 readings the clock counts as set forward, and after another second
-  // as set back.
+  // The clock counts as set forward after 64 readings, which are 32 operations.
+  // The clock counts as set back after 1 s, which is 50 operations.
   CHECK(unknown == (std::vector{0, 1, 1, 32, 50}));
 }
 
-// ---- A job
-
 struct Link {
   double network_us;
-  double slack_us; // the rest of a step; a quarter of it waits for the GPU
+  double slack_us;
 };
 
-// Returns for how long each step occupies each link; the same on all ranks.
 std::vector<Link> linksOf(int ranks, uint64_t seed, int slow) {
   std::mt19937_64 random(seed);
   std::uniform_real_distribution<double> around(0.9, 1.1);
@@ -312,7 +304,7 @@ int simulate(int rank, int ranks, uint64_t base_ns, uint64_t seed, int slow) {
     begin_ns += 20'000'000;
     double own_us = 0;
     double last_us = 0;
-    for (int each = 0; each < ranks; ++each) { // when each rank begins
+    for (int each = 0; each < ranks; ++each) {
       const double us = double(random() % 5000);
       last_us = std::max(last_us, us);
       own_us = each == rank ? us : own_us;

@@ -1,27 +1,20 @@
-// Plays NCCL against the plugin's tables. One file, because all modes play the
-// same job.
+// All modes but the first play NCCL against the plugin's tables. print() writes
+// one line for each operation that was played.
 //
-//   test_nccl_plugin                     checks the conversion of clocks
-//   test_nccl_plugin play VERSION [kill] plays a job's calls against the table,
-//                                        and kills itself before it finalises
-//   test_nccl_plugin joined VERSION      the same; all calls but the last are
-//                                        made inside of operations that capture
-//                                        records
-//   test_nccl_plugin loaded PLUGIN VERSION [all]
-//       the same against the loaded plugin, which is then closed as by NCCL.
-//       all: events of every type, for two communicators at a time, and for a
-//       third one when the plugin is loaded again
-//   test_nccl_plugin through LIBNCCL PLUGIN ADDRESS VERSION [all]
-//       plays the same against what NCCL's own loader makes of the plugin:
-//       ADDRESS is that of getNcclProfiler_v<N> in the library, VERSION the
-//       newest version that the library knows
-//
-// All modes but the first print what was played, one operation a line: process
-// group, operation, sequence number, peer or root, number of elements, type of
-// elements, begin, end (0: not known), when the begin and when the end were
-// reported, capture's operation (0: none), number of the replay, number of
-// channels. Each mode runs in a process of its own, because a process has one
-// recorder.
+// test_nccl_plugin
+//     checks the conversion of clocks
+// test_nccl_plugin play VERSION [kill]
+//     plays a job; with `kill`, the process kills itself before the end
+// test_nccl_plugin joined VERSION
+//     makes all calls but the last inside of recorded operations
+// test_nccl_plugin loaded PLUGIN VERSION [all]
+//     plays a job against the loaded plugin. With `all`, plays events of every
+//     type for two communicators at a time, and for a third communicator after
+//     the plugin was loaded again
+// test_nccl_plugin through LIBNCCL PLUGIN ADDRESS VERSION [all]
+//     plays against the table that NCCL's own loader makes of the plugin.
+//     ADDRESS is the address of getNcclProfiler_v<N> in the library. VERSION is
+//     the newest version that the library knows.
 #include <dlfcn.h>
 #include <link.h>
 #include <signal.h>
@@ -60,7 +53,7 @@ struct Played {
   uint32_t seq;
   uint64_t op_id = 0;
   uint32_t replay = 0;
-  uint64_t begin_ns = 0; // on the host's clock
+  uint64_t begin_ns = 0;
   uint64_t end_ns = 0;
   uint64_t begin_seen_ns = 0;
   uint64_t end_seen_ns = 0;
@@ -70,8 +63,7 @@ int reporting(const Player::Operation& operation) {
   return operation.channels - operation.without_data;
 }
 
-// Runs the kernels of operations that were launched together. The last `lost`
-// channels of each kernel are never reported.
+// The last `lost` channels of each kernel are never reported.
 void runKernels(
     Player& player,
     Communicator& c,
@@ -113,7 +105,6 @@ class Job {
     });
   }
 
-  // Calls in one group, launched together at its end.
   void grouped(const std::vector<Player::Operation>& operations) {
     inGroup([&](void* group) {
       std::vector<void*> calls;
@@ -128,7 +119,6 @@ class Job {
     });
   }
 
-  // Plays a collective that copy engines run; print() leaves it out.
   void copied(const Player::Operation& operation) {
     inGroup([&](void* group) {
       void* call = begun(operation, false, group);
@@ -150,8 +140,7 @@ class Job {
       player_.stop(captured_calls_.back());
     }
   }
-  // NCCL reports a replay from a host node of the graph, in one of CUDA's
-  // threads.
+  // NCCL reports the replay of a CUDA graph from a thread of CUDA.
   void replay() {
     replays_ += player_.hasCalls() ? 1 : 0;
     std::thread([this] {
@@ -182,11 +171,9 @@ class Job {
           p.operation.channels);
     }
   }
-  // Whether calls are made inside of operations that capture records.
   bool inside_operations = false;
 
  private:
-  // Records a call as capture does; returns its operation, 0 for none.
   uint64_t issued(const Player::Operation& operation) {
     if (!inside_operations) {
       return 0;
@@ -207,10 +194,12 @@ class Job {
 
   template <class Calls>
   void inGroup(Calls calls) {
+    constexpr int kGroupStartApiStop = 23;
+    constexpr int kGroupEndApiStart = 24;
     void* group = player_.begin(nccl::kGroupApi, c_.context, nullptr);
-    player_.state(group, 23); // NCCL's ncclProfilerGroupStartApiStop
+    player_.state(group, kGroupStartApiStop);
     calls(group);
-    player_.state(group, 24); // ncclProfilerGroupEndApiStart
+    player_.state(group, kGroupEndApiStart);
     player_.stop(group);
   }
 
@@ -250,7 +239,7 @@ class Job {
       launched.emplace_back(handle, &played);
     }
     for (const auto& [handle, played] : launched) {
-      player_.stop(handle); // enqueued: no kernel has run yet
+      player_.stop(handle);
     }
     player_.stop(kernels);
     player_.stop(launch);
@@ -260,11 +249,10 @@ class Job {
     });
   }
 
-  // Plays what the proxy does for an operation of this process, and for one of
-  // another process.
   void send(void* operation) {
+    constexpr int kProxyCtrlActive = 14;
     void* control = player_.begin(nccl::kProxyCtrl, c_.context, nullptr);
-    player_.state(control, 14); // ncclProfilerProxyCtrlActive
+    player_.state(control, kProxyCtrlActive);
     player_.stop(control);
     void* const elsewhere = reinterpret_cast<void*>(0x1234560);
     for (const bool foreign : {false, true}) {
@@ -284,7 +272,6 @@ class Job {
     }
   }
 
-  // NCCL's proxy is one thread; the test waits for it each time.
   template <class Body>
   void onProxy(Body body) {
     std::thread(body).join();
@@ -307,7 +294,7 @@ const Player::Operation kSum{"Reduce", "ncclFloat64", 100, 1, 3};
 void play(Player& player, bool killed = false, bool joined = false) {
   const char* rank = std::getenv("RANK");
   if (joined) {
-    nccl::openRun({0, 2}); // capture's trace, as it were
+    nccl::openRun({0, 2});
     nccl::join();
   }
   Communicator world{nullptr, 0xabc, "dp0", 2, rank ? std::atoi(rank) : 0};
@@ -320,7 +307,7 @@ void play(Player& player, bool killed = false, bool joined = false) {
     job.plain(operation);
   }
   job.grouped({kReduceGradients, kReduceGradients, kGather});
-  // A message of three pages on four channels leaves one of them without data.
+  // On four channels, a message of three pages leaves one channel without data.
   job.grouped(
       {{"Send", "ncclFloat32", 3072, peer, 4, 1},
        {"Recv", "ncclFloat32", 3072, peer, 3}});
@@ -340,7 +327,6 @@ void play(Player& player, bool killed = false, bool joined = false) {
   player.finalize(world);
 }
 
-// Plays events of all types for one communicator.
 void playAll(Player& player, Communicator& c) {
   Job job(player, c);
   job.plain(kReduceGradients);
@@ -387,7 +373,9 @@ int playLoaded(const char* path, int version, bool all) {
     }
     dlclose(plugin);
     if (!all) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(300)); // its thread
+      // The plugin is linked with -z nodelete, so its thread runs on after
+      // dlclose().
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
     }
   }
   return 0;
@@ -419,10 +407,8 @@ int playThrough(char** arguments, bool all) {
   return 0;
 }
 
-// ---- Clocks
-
-// The GPU's clock drifts by 20 parts in a million. Each reading of the clock is
-// seen up to 50 us late.
+// The GPU's clock drifts by 20 ppm. The host sees each reading of the clock up
+// to 50 us late.
 void convertsGpuTimes() {
   std::mt19937_64 random(1);
   nccl::GpuClock clock;
@@ -430,7 +416,6 @@ void convertsGpuTimes() {
   const auto gpu = [](uint64_t true_ns) {
     return uint64_t(double(true_ns) * 1.00002) + kGpuLateNs;
   };
-  // The first reading is seen far too late; the next one corrects it.
   clock.add(host(920'000'000), gpu(900'000'000));
   CHECK(clock.add(host(930'500'000), gpu(930'000'000)));
   CHECK(clock.toHost(gpu(900'000'000)) - 900'000'000 < 1'000'000);
@@ -446,7 +431,7 @@ void convertsGpuTimes() {
     CHECK(late_ns <= 50'500);
   }
   CHECK(worst_ns < 3000);
-  CHECK(!clock.add(31'000'000'000, gpu(31'010'000'000))); // in the future
+  CHECK(!clock.add(31'000'000'000, gpu(31'010'000'000)));
   // The GPU's clock has been set forward by an hour.
   for (int i = 0; i < nccl::GpuClock::kStrangeInARow; ++i) {
     const uint64_t at_ns = 31'000'000'000 + uint64_t(i) * 1'000'000;
@@ -456,13 +441,13 @@ void convertsGpuTimes() {
   const uint64_t gpu_ns = gpu(at_ns) + 3'600'000'000'000;
   clock.add(at_ns + 1000, gpu_ns);
   CHECK(std::abs(int64_t(clock.toHost(gpu_ns) - at_ns)) < 10'000);
-  // A thread of NCCL that sees times late for half a second changes nothing.
+  // For half a second, a thread of NCCL sees each reading 100 ms late.
   for (uint64_t late_ns = 32'000'000'000; late_ns < 32'500'000'000;
        late_ns += 1'000'000) {
     clock.add(late_ns + 100'000'000, gpu(late_ns) + 3'600'000'000'000);
   }
   CHECK(std::abs(int64_t(clock.toHost(gpu_ns) - at_ns)) < 5'000'000);
-  // The GPU's clock has been set back to what it was.
+  // The GPU's clock has been set back by an hour.
   for (uint64_t back_ns = 33'000'000'000; back_ns < 34'500'000'000;
        back_ns += 1'000'000) {
     clock.add(back_ns + 1000, gpu(back_ns));

@@ -1,5 +1,3 @@
-// Tests which events of a profiler's trace become columns, and which are left
-// to the reader in Python.
 #include <string>
 #include <utility>
 #include <vector>

@@ -1,5 +1,3 @@
-// Simulated hosts with their own boards and clocks, each with some of the ranks
-// of one group.
 #pragma once
 
 #include <memory>
@@ -14,9 +12,10 @@ namespace arrival_hosts {
 constexpr uint64_t kGroup = 77;
 constexpr uint32_t kRanks = 4;
 
-// One host. True times use rank 0's clock, which is this process's.
+// A simulated host that has two of the group's ranks. `true_ns` is a time of
+// this process's clock, and the host's own clock shows `ownNs(true_ns)`.
 struct Host {
-  int64_t ahead_ns; // of rank 0's clock
+  int64_t ahead_ns;
   uint32_t first_rank;
   std::shared_ptr<commprof::ArrivalBoard> board =
       commprof::ArrivalBoard::create(1);
@@ -25,7 +24,6 @@ struct Host {
 
   Host(int64_t ahead, uint32_t first) : ahead_ns(ahead), first_rank(first) {}
 
-  // Compares the clocks now, with an error of 100 ns.
   void compare() {
     if (ahead_ns == 0) {
       clock.setSame();

@@ -1,4 +1,3 @@
-// Checks that count and print. A test's main() returns check::report().
 #pragma once
 
 #include <atomic>
@@ -9,23 +8,23 @@
 
 namespace check {
 
-// Sanitizers make each step many times slower, so they get fewer repetitions of
-// each kind of case.
+// Sanitizers slow tests down, so the tests repeat less under a sanitizer.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kSanitized = true;
 #else
 constexpr bool kSanitized = false;
 #endif
 
-// The thread sanitizer, the slowest, gets the fewest: races do not depend on
-// sizes and numbers of steps.
+// The thread sanitizer is the slowest one, so the tests also leave out cases
+// that cannot cause new races.
 #ifdef __SANITIZE_THREAD__
 constexpr bool kThreadSanitized = true;
 #else
 constexpr bool kThreadSanitized = false;
 #endif
 
-// True under qemu-user: no forks with threads, and stops are not observed.
+// qemu-user cannot fork a process with threads and does not report stopped
+// children.
 inline bool isEmulated() {
   return std::getenv("COMMPROF_EMULATED") != nullptr;
 }

@@ -1,5 +1,5 @@
-// Plays the part of NCCL: calls a profiler plugin's table in NCCL's order, in
-// the layout of one version of the interface, for the events of its mask.
+// Player calls a profiler plugin in NCCL's order, with the layout of one
+// version of the interface. Player skips events that the plugin's mask lacks.
 #pragma once
 
 #include <unistd.h>
@@ -20,8 +20,8 @@ namespace nccl_player {
 
 using namespace commprof::nccl;
 
-// At least as large as NCCL's descriptor: NCCL's adapters also copy fields that
-// the plugin does not use.
+// NCCL's adapters also copy fields that the plugin does not use, so a
+// descriptor needs at least as many bytes as NCCL's.
 template <class Event>
 struct Wide {
   Event event;
@@ -44,7 +44,6 @@ inline void logNothing(int, unsigned long, const char*, int, const char*, ...) {
 
 class Player {
  public:
-  // `table` has the layout of `version`.
   Player(int version, void* table) : version_(version), table_(table) {}
 
   bool hasCalls() const {
@@ -77,11 +76,9 @@ class Player {
     return isTold(type, __atomic_load_n(&mask, __ATOMIC_RELAXED), version_);
   }
 
-  // Begins an event that has only a type and a parent.
   void* begin(uint64_t type, void* context, void* parent) {
     return start(type, context, parent, [](auto&) {});
   }
-  // Begins a call of NCCL's API.
   void* call(
       Communicator& c,
       const char* func,
@@ -99,7 +96,6 @@ class Player {
           }
         });
   }
-  // Stops the event of `handle`; does nothing for null.
   void stop(void* handle) {
     if (handle != nullptr) {
       v5()->stop_event(handle);
@@ -112,9 +108,8 @@ class Player {
     size_t count;
     int root_or_peer;
     uint8_t channels;
-    uint8_t without_data = 0; // channels that report nothing, the last ones
+    uint8_t without_data = 0; // The last `without_data` channels are silent.
   };
-  // `group`: of kernels.
   void* launch(
       Communicator& c,
       const Operation& o,
@@ -173,7 +168,8 @@ class Player {
       event.proxy_step = {step};
     });
   }
-  // `value`: bytes, or a time of the GPU.
+  // `value` is a time of the GPU in ns for kKernelChStop, and else a number of
+  // bytes.
   void state(void* handle, int state, uint64_t value = 0) {
     StateArgs args{value};
     if (handle != nullptr) {
@@ -192,7 +188,8 @@ class Player {
   TableV4* v4() {
     return static_cast<TableV4*>(table_);
   }
-  // Also used for the functions that are equal in all versions.
+  // Only init() differs between the tables, so v5() also serves for the other
+  // functions of older versions.
   TableV5* v5() {
     return static_cast<TableV5*>(table_);
   }
@@ -219,7 +216,6 @@ class Player {
   void* table_;
 };
 
-// Returns this program's own table for a version of the interface.
 inline void* tableOf(int version) {
   return version == 3 ? static_cast<void*>(&ncclProfiler_v3)
       : version == 4  ? static_cast<void*>(&ncclProfiler_v4)
@@ -228,7 +224,7 @@ inline void* tableOf(int version) {
                       : &ncclProfiler_v7;
 }
 
-// How far the GPU's clock is ahead of the host's: a day.
+// The simulated GPU's clock is one day ahead of the host's clock.
 inline constexpr uint64_t kGpuLateNs = 86'400'000'000'000;
 inline uint64_t gpuNow() {
   return commprof::nowNs() + kGpuLateNs;

@@ -1,10 +1,9 @@
-// Returns the number of this process's open files, including the one that is
-// open while they are counted.
 #pragma once
 
 #include <cstddef>
 #include <filesystem>
 
+// The result includes the descriptor with which this function reads the list.
 inline size_t openFiles() {
   size_t count = 0;
   for ([[maybe_unused]] const auto& entry :

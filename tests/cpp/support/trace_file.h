@@ -1,5 +1,3 @@
-// Helpers for tests of traces: a directory, a full disk, and a second reader of
-// the format that shares no code with the writer.
 #pragma once
 
 #include <signal.h>
@@ -19,7 +17,6 @@
 
 namespace trace_file {
 
-// Temporary directory that is removed with its contents.
 struct Directory {
   std::filesystem::path path;
   Directory() {
@@ -44,8 +41,8 @@ struct Directory {
   }
 };
 
-// During its lifetime, no file of this process can grow beyond `bytes`: the
-// write that crosses the limit is truncated, the next one fails with EFBIG.
+// While a FullDisk exists, no file of this process can grow beyond `bytes`.
+// Linux truncates the write that crosses the limit, and then returns EFBIG.
 class FullDisk {
  public:
   explicit FullDisk(rlim_t bytes) {
@@ -63,16 +60,15 @@ class FullDisk {
 };
 
 struct Content {
-  bool sound = false; // every byte belongs to a complete block
+  bool sound = false; // All bytes are in complete, undamaged blocks.
   uint64_t session = 0;
   std::vector<std::string> metadata;
   std::vector<std::string> groups;
-  std::vector<size_t> records_before_group; // per group
+  std::vector<size_t> records_before_group;
   std::vector<std::string> end;
-  std::vector<std::string> summaries; // in file order
-  std::vector<commprof::Record> records; // in file order
+  std::vector<std::string> summaries;
+  std::vector<commprof::Record> records;
 
-  // Returns the records of each thread, in file order.
   std::map<uint32_t, std::vector<commprof::Record>> byThread() const {
     std::map<uint32_t, std::vector<commprof::Record>> threads;
     for (const commprof::Record& record : records) {
@@ -134,7 +130,6 @@ inline Content read(const std::string& path) {
   return content;
 }
 
-// Returns a record of the calling thread that contains `number`.
 inline commprof::Record numbered(uint64_t number) {
   commprof::Record record;
   record.kind = commprof::Kind::kStep;
@@ -144,7 +139,6 @@ inline commprof::Record numbered(uint64_t number) {
   return record;
 }
 
-// True if the records' numbers are first, first + 1, ...
 inline bool countUp(
     const std::vector<commprof::Record>& records,
     uint64_t first) {

@@ -1,5 +1,3 @@
-"""Always-on mode with real ranks: contents and limits of a recording, and switching of modes."""
-
 from __future__ import annotations
 
 import json
@@ -40,7 +38,6 @@ def same(found: Histogram, values_ns: object) -> None:
 
 
 def test_the_summary_agrees_with_the_records(tmp_path: Path) -> None:
-    """The summary, folded during the job, has the figures of an analysis of the records."""
     run_module("tests.support.ranks.always_on_rank", ["both", str(tmp_path)], 2)
     for rank in (0, 1):
         trace = read_trace(tmp_path / f"rank_{rank}.trace")
@@ -49,7 +46,7 @@ def test_the_summary_agrees_with_the_records(tmp_path: Path) -> None:
         assert (trace.complete, trace.problems, summary.dropped) == (True, (), 0)
         table = columns.collectives(trace)
         parts = breakdown(trace, table, None, 2)
-        # The boundary before step 0 came before full mode, so no record has it. The summary also
+        # Full mode begins after the first boundary, so the records lack step 0. The summary also
         # leaves step 0 out.
         assert parts.step.tolist() == list(range(1, 12))
         same(summary.steps, parts.wall_ns)
@@ -83,7 +80,6 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> None:
 
 
 def modes(directory: Path) -> list[str]:
-    """Returns the mode in each rank's summary, which is written when the mode changes."""
     found = (read_trace(directory / f"rank_{rank}.trace").summary for rank in (0, 1))
     return ["off" if summary is None else summary.mode for summary in found]
 
@@ -182,12 +178,13 @@ def test_steps_of_a_loop_without_an_optimizer_are_found(tmp_path: Path) -> None:
     said = " ".join(done.stdout.split())
     assert "Step boundaries were inferred from backward passes that communicated" in said
     (summary,) = json.loads((out / "result.json").read_text())["summaries"]
-    # 20 of the 40 backward passes had to be seen first, and the first step is warm-up.
+    # The first 20 of the 40 backward passes only show where a step ends. The next step is warm-up.
     assert (summary["steps_end"], summary["steps"]) == ("backward", 19)
     assert summary["exposed_ms"] > 0
     assert summary["arrivals_known"] > 0
     (reduce,) = [one for one in summary["operations"] if one["op"] == "all_reduce"]
-    assert reduce["busbw_gb_per_s"] == reduce["algbw_gb_per_s"] > 0  # two ranks
+    # At two ranks, the bus bandwidth of an all-reduce equals the algorithm bandwidth.
+    assert reduce["busbw_gb_per_s"] == reduce["algbw_gb_per_s"] > 0
     checks = {check["name"]: check for check in summary["cross_checks"]}
     assert checks["phases"]["agrees"]
     assert checks["ddp_exposed"]["other"] is not None
@@ -211,7 +208,6 @@ while True:
 
 
 def test_a_killed_process_leaves_a_whole_summary(tmp_path: Path) -> None:
-    """SIGKILL at any moment leaves a readable summary, in a file that is rewritten all the time."""
     for round_number in range(5):
         path = tmp_path / f"rank_{round_number}.trace"
         victim = fork("-c", VICTIM, str(path), json.dumps(metadata()), spare_count=0)
@@ -225,8 +221,7 @@ def test_a_killed_process_leaves_a_whole_summary(tmp_path: Path) -> None:
         assert trace.summary is not None
         summary: Summary = trace.summary
         assert summary.mode == "always-on"
-        # Steps are one less than boundaries, and step 0 is left out. The process flushes after 50
-        # boundaries, and the helper thread also folds records between flushes.
+        # N boundaries enclose N - 1 steps, and the summary leaves step 0 out.
         assert summary.steps.count == max(0, summary.records - 2)
         assert path.stat().st_size < 110_000
 
@@ -245,11 +240,10 @@ with commprof.profile(sys.argv[1], mode="always-on") as profiler:
 @pytest.mark.slow
 @pytest.mark.measures
 def test_the_summary_of_a_killed_process_lacks_at_most_the_last_1200_ms(tmp_path: Path) -> None:
-    """The process writes its summary only as time passes; it prints the end of each step."""
     with start("-c", RECORDED_TO_THE_END, str(tmp_path)) as victim:
         assert victim.stdout is not None
         said = [int(victim.stdout.readline())]
-        while said[-1] < said[0] + 3_500_000_000:  # for 3.5 s, in which summaries are written
+        while said[-1] < said[0] + 3_500_000_000:
             said.append(int(victim.stdout.readline()))
         killed_ns = time.monotonic_ns()
         victim.kill()
@@ -260,7 +254,8 @@ def test_the_summary_of_a_killed_process_lacks_at_most_the_last_1200_ms(tmp_path
     assert summary is not None
     before = sum(1 for time_ns in said if time_ns < killed_ns - 1_200_000_000)
     assert before > 100
-    # Step 0 is left out, and the last step's end may have been printed before it was recorded.
+    # The summary leaves step 0 out. The victim prints a time before it marks the step, so the last
+    # step may be missing.
     assert summary.steps.count >= before - 2
     assert killed_ns - summary.end_ns < 1_200_000_000
 

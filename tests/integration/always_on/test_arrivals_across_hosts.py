@@ -1,5 +1,3 @@
-"""Wait and transfer without a trace, on two hosts whose clocks differ by 300 ms."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -26,7 +24,6 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-#: Offset in ms of each host's clock.
 AHEAD_MS = (0, 300)
 
 
@@ -34,7 +31,6 @@ AHEAD_MS = (0, 300)
 def test_waits_in_the_summary_match_the_records_of_hosts_whose_clocks_differ(
     tmp_path: Path,
 ) -> None:
-    """Waits found during the job, as hosts exchange arrivals, are those found later from traces."""
     with netns.Hosts(2, "1gbit") as hosts:
         arguments = [str(tmp_path), "-1", "0.6"]
         run_module_on_hosts(hosts, "tests.support.ranks.last_arrivals_rank", arguments, AHEAD_MS, 2)
@@ -50,8 +46,8 @@ def test_waits_in_the_summary_match_the_records_of_hosts_whose_clocks_differ(
         assert (summary.arrivals_known, summary.arrivals_unknown) == (len(table_), 0)
         assert summary.unsplit_steps == 0
         assert (summary.hosts.clock, summary.hosts.peers, summary.hosts.heard) == (1, 1, 1)
-        # Messages between ranks of one host need no comparison of clocks; all other operations do.
-        # After the first second the clocks' error is at most 2 ms.
+        # Only messages between ranks of one host need no comparison of clocks. After the first
+        # second, the error of a comparison is at most 2 ms.
         at_home = np.isin(table_.op, POINT_TO_POINT) & (table_.peer // 2 == trace.rank // 2)
         assert summary.arrival_clock_error.count == len(table_) - at_home.sum()
         assert 0 < summary.arrival_clock_error.max_ns < 2_000_000
@@ -64,7 +60,7 @@ def test_waits_in_the_summary_match_the_records_of_hosts_whose_clocks_differ(
         found = merged_histogram(one.until_last for one in summary.operations)
         assert found.count == ended.sum()
         assert found.sum_ns == pytest.approx(wait[ended].sum(), abs=apart_ns * found.count)
-        # The order of arrivals is uncertain if they differ by less than the clocks' error.
+        # The order of two arrivals is unknown if their difference is below the clocks' error.
         total = sum(last.count for last in summary.last)
         assert total == found.count
         for last in summary.last:

@@ -1,5 +1,3 @@
-"""Wait and transfer without a trace, from arrivals that the ranks exchange while they run."""
-
 from __future__ import annotations
 
 import json
@@ -29,7 +27,6 @@ def merged(summary: Summary, name: str) -> Histogram:
 
 
 def same(found: Histogram, values_ns: np.ndarray, apart_ns: float) -> None:  # type: ignore[type-arg]
-    """Asserts that a histogram has these values, each within ``apart_ns``, and quantiles."""
     assert found.count == len(values_ns)
     assert found.sum_ns == pytest.approx(values_ns.sum(), abs=apart_ns * found.count)
     for q in (0.0, 0.1, 0.5, 0.9, 0.99, 1.0):
@@ -39,7 +36,6 @@ def same(found: Histogram, values_ns: np.ndarray, apart_ns: float) -> None:  # t
 
 
 def split(table: Collectives, arrivals: Arrivals) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
-    """Returns wait and transfer by their definition, from the traces of all ranks."""
     known = (arrivals.collective >= 0) & (table.end_ns > 0)
     duration = np.maximum(table.end_ns, table.issue_ns)[known] - table.issue_ns[known]
     wait = np.minimum(duration, arrivals.last_arrival_ns[known] - table.issue_ns[known])
@@ -47,7 +43,6 @@ def split(table: Collectives, arrivals: Arrivals) -> tuple[np.ndarray, np.ndarra
 
 
 def test_wait_and_transfer_in_the_summary_match_the_records(tmp_path: Path) -> None:
-    """Waits found during the job, as ranks exchange arrivals, are those found later from traces."""
     run_module("tests.support.ranks.last_arrivals_rank", [str(tmp_path)], 3)
     traces = [read_trace(tmp_path / f"rank_{rank}.trace") for rank in range(3)]
     tables = [columns.collectives(trace) for trace in traces]
@@ -67,7 +62,7 @@ def test_wait_and_transfer_in_the_summary_match_the_records(tmp_path: Path) -> N
             rank: count for rank, count in late.items() if count
         }
         assert sum(last.wait_ns for last in summary.last) == wait.sum()
-        # The boundary before step 0 came before full mode, so no record has it. The summary also
+        # Full mode begins after the first boundary, so the records lack step 0. The summary also
         # leaves step 0 out.
         parts = breakdown(trace, table, arrivals, 3)
         same(summary.exposed_wait, parts.wait_ns, 1_000)
@@ -88,7 +83,6 @@ def test_arrivals_are_unknown_in_groups_with_a_rank_that_does_not_record(
         pair = {group.id for group in trace.groups.values() if group.size == 2}
         table = columns.collectives(trace)
         assert trace.summary is not None
-        # All arrivals are known for the group of these two ranks and for their messages.
         between = np.isin(table.group, list(pair))
         between |= np.isin(table.op, POINT_TO_POINT) & (table.peer == 2 - rank)
         assert trace.summary.arrivals_known == between.sum() > 0
@@ -99,7 +93,6 @@ def test_arrivals_are_unknown_in_groups_with_a_rank_that_does_not_record(
 
 
 def timed(out: Path, late_ms: int) -> tuple[dict[int, Summary], str]:
-    """Runs three ranks, of which rank 1 is late; returns their summaries and the report."""
     layers = "layers=1,data_ms=6,forward_ms=6,backward_ms=12,gradient_mb=0.02"
     late = f"late_rank=1,late_ms={late_ms},late_phase=data"
     done = call(
@@ -124,7 +117,6 @@ def test_a_rank_20_ms_late_is_seen_from_the_summaries_alone(tmp_path: Path) -> N
     for rank in (0, 2):
         wait_ms = quantile_ns(late[rank].exposed_wait, 0.5) / 1e6
         assert wait_ms == pytest.approx(20, abs=2)
-        # The late rank waits for no other rank: its part of the same exchange is all transfer.
         transfer_ms = [quantile_ns(late[r].exposed_transfer, 0.5) / 1e6 for r in (rank, 1)]
         assert transfer_ms[0] == pytest.approx(transfer_ms[1], abs=2)
     assert quantile_ns(late[1].exposed_wait, 0.5) < 2e6

@@ -1,5 +1,3 @@
-"""Live metrics of a real job in always-on mode are those that docs/monitoring.md lists."""
-
 from __future__ import annotations
 
 import re
@@ -37,21 +35,20 @@ UNKNOWN = {
     *("commprof_bandwidth_use_ratio", "commprof_compression_ratio"),
     *("commprof_gradient_sent_bytes_total", "commprof_gradient_plain_bytes_total"),
 }
-"""In always-on mode, also of a job that compresses."""
+"""A job in always-on mode does not export these metrics."""
 NOT_ASKED = {
     *("commprof_gradient_norm", "commprof_gradient_layer_variance"),
     "commprof_gradient_norm_cost_seconds_total",
 }
 ELSEWHERE = {"commprof_host_missing", "commprof_host_summary_age_seconds"}
-"""Of jobs on several hosts."""
+"""Only jobs on several hosts export these metrics."""
 BY_CHANCE = {"commprof_late_rank_wait_seconds", "commprof_network_bytes_total"}
-"""Where one is late, and where there is a network."""
+"""These metrics need a late rank or a network."""
 
 Scrape = dict[tuple[str, str], float]
 
 
 def scrape(address: str) -> Scrape:
-    """Returns values by name and labels; empty before the monitor has any."""
     try:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
             text = answer.read().decode()
@@ -62,13 +59,11 @@ def scrape(address: str) -> Scrape:
 
 
 def steps(found: Scrape) -> float:
-    """Returns the steps of the rank with the fewest; 0 before both ranks have any."""
     counts = [value for (name, _), value in found.items() if name == "commprof_steps_total"]
     return min(counts) if len(counts) == 2 else 0
 
 
 def _of(found: Scrape, metric: str, rank: str) -> dict[str, float]:
-    """Returns one rank's values of a metric, by labels."""
     return {labels: v for (name, labels), v in found.items() if name == metric and rank in labels}
 
 
@@ -84,7 +79,6 @@ def test_a_running_job_in_always_on_mode_exports_the_expected_metrics(tmp_path: 
         address = target(run)
         wait = ("commprof_exposed_seconds_total", 'part="wait",rank="0"')
         first = until(lambda: found if wait in (found := scrape(address)) else None, "a split step")
-        # By then two summaries are in the minute that recent figures cover.
         second = until(
             lambda: found if steps(found := scrape(address)) > steps(first) + 100 else None, "steps"
         )
@@ -103,7 +97,7 @@ def test_a_running_job_in_always_on_mode_exports_the_expected_metrics(tmp_path: 
         assert second["commprof_rank_running", of_rank] == 1
         assert second["commprof_rank_failed", of_rank] == 0
         step_s = second["commprof_recent_step_seconds", of_rank]
-        assert step_s > 0.02  # the job sleeps that long
+        assert step_s > 0.02
         parts = _of(second, "commprof_recent_step_part_seconds", of_rank)
         assert len(parts) == 6
         assert sum(parts.values()) == pytest.approx(step_s, rel=1e-3)
@@ -114,4 +108,4 @@ def test_a_running_job_in_always_on_mode_exports_the_expected_metrics(tmp_path: 
         assert p50.keys() == p99.keys() != set()
         assert all(0 < p50[labels] <= p99[labels] for labels in p50)
     grown = [key for key in first.keys() & second.keys() if key[0].endswith("_total")]
-    assert all(second[key] >= first[key] for key in grown)  # counters never fall
+    assert all(second[key] >= first[key] for key in grown)

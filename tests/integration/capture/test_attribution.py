@@ -1,5 +1,3 @@
-"""Attribution against known truth: phases that sleep, links with a known rate, a late rank."""
-
 from __future__ import annotations
 
 import subprocess
@@ -26,13 +24,11 @@ from tests.support.machines.ranks import run_here, run_module, run_on_hosts
 from tests.support.ranks.capture.user_loop import DATA_MS, LOSS_MS
 from tests.support.scripts import mesh
 
-#: Largest error allowed: 1 % or 1 ms, whichever is more.
 RELATIVE, ABSOLUTE_NS = 0.01, 1e6
 WARMUP = 2
 
 
 def breakdowns(run: WorldRun) -> dict[int, Breakdown]:
-    """Returns every rank's steps without warm-up."""
     ranks = sorted(run.traces)
     assert ranks == list(range(run.world_size))
     traces = [run.traces[rank] for rank in ranks]
@@ -49,32 +45,26 @@ Floats = npt.NDArray[np.float64]
 
 
 def stamps(run: WorldRun, rank: int, phase: str) -> tuple[Floats, Floats]:
-    """Returns begin and end of a phase by the workload's own clock, for all steps."""
     truth = run.results[rank]["truth"]
     begin, length = (np.array(truth[f"{phase}_{key}"]) for key in ("begin_ns", "ns"))
     return begin, begin + length
 
 
 def truth(run: WorldRun, rank: int, phase: str) -> Floats:
-    """Returns a phase's times by the workload's own clock, without warm-up."""
     begin, end = stamps(run, rank, phase)
     return (end - begin)[WARMUP:].astype(np.float64)
 
 
 def most(run: WorldRun, rank: int, phase: str) -> Floats:
-    """Returns the times of `truth` plus the gaps to the phases before and after.
-
-    If a rank is delayed in a gap, no timestamp tells to which phase the delay belongs.
-    """
+    """Adds the gaps around a phase, because a delay in a gap may count for the phase."""
     before = {"data": "optimizer", "forward": "data", "backward": "forward"}
     after = {"data": "forward", "forward": "backward", "backward": "optimizer"}
     ended = stamps(run, rank, before[phase])[1]
-    ended = np.roll(ended, 1) if phase == "data" else ended  # end of the previous step
+    ended = np.roll(ended, 1) if phase == "data" else ended
     return (stamps(run, rank, after[phase])[0] - ended)[WARMUP:].astype(np.float64)
 
 
 def result_of(run: WorldRun) -> WorldResult:
-    """Returns the figures of a run; fails if the run has none."""
     result = analyse_world(run)
     assert result is not None
     assert result.timing.measured_steps > 0
@@ -84,7 +74,7 @@ def result_of(run: WorldRun) -> WorldResult:
 @pytest.mark.measures
 @pytest.mark.parametrize("world_size", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_compute_and_data_time_are_recovered_on_every_step(tmp_path: Path, world_size: int) -> None:
-    # Gradients so small that 8 ranks on few cores wait for sleeps, not for work.
+    # The gradients are small, so that 8 ranks on few cores wait for sleeps and not for work.
     workload = "timed:layers=4,data_ms=5,forward_ms=5,backward_ms=10,gradient_mb=0.01"
     run = run_here(tmp_path, workload, world_size, steps=30)
     strict = 0
@@ -97,7 +87,7 @@ def test_compute_and_data_time_are_recovered_on_every_step(tmp_path: Path, world
             largest = most(run, rank, phase) - (part.exposed_ns if phase == "backward" else 0)
             good = (found >= expected - allowed) & (found <= largest + allowed)
             assert good.all(), (rank, phase, part.step[~good], (found - expected)[~good])
-    # With a core per rank, gaps are negligible; on fewer cores, most steps are still exact.
+    # With a core for each rank, there are hardly any gaps. On fewer cores, most steps are exact.
     assert strict >= 0.9 * 3 * (30 - WARMUP) * world_size
 
 
@@ -118,7 +108,7 @@ def test_phases_add_up_to_the_step_time_measured_by_the_loop(tmp_path: Path) -> 
         )
         loop = np.array(run.results[rank]["step_ns"], dtype=np.float64)
         allowed = 0.005 * loop.min()
-        # A delay between two steps is in no step of the loop, but in a recorded step.
+        # A delay between two steps belongs to a recorded step, but to no step of the loop.
         strict = np.abs(total - loop[WARMUP:]) <= allowed
         assert strict.mean() >= 0.9
         begin, end = stamps(run, rank, "data")[0], stamps(run, rank, "optimizer")[1]
@@ -135,8 +125,8 @@ def test_phases_add_up_to_the_step_time_measured_by_the_loop(tmp_path: Path) -> 
 @pytest.mark.measures
 @pytest.mark.needs_netns
 def test_exposed_time_on_a_link_of_known_rate_matches_the_arithmetic(tmp_path: Path) -> None:
-    # Two ranks each send and receive the whole 25 MB: 2 (n - 1) / n = 1. The link is so slow that
-    # gloo's own overhead, which the rate does not include, is small compared with the transfer.
+    # Each of the two ranks sends the whole 25 MB, because 2 (n - 1) / n is 1. The link is so slow
+    # that gloo's own overhead is small compared with the transfer.
     arithmetic_ms = 25e6 * 8 / 250e6 * 1e3
     hidden = "timed:layers=2,gradient_mb=0/25,backward_ms=1200/5"
     with netns.Hosts(2, "250mbit") as hosts:
@@ -158,7 +148,6 @@ def test_exposed_time_on_a_link_of_known_rate_matches_the_arithmetic(tmp_path: P
     "phase", [*(pytest.param(it, marks=pytest.mark.slow) for it in ("data", "forward")), "backward"]
 )
 def test_a_late_rank_is_named_and_does_not_change_the_wire_time(tmp_path: Path, phase: str) -> None:
-    # 2 x 1 MB at 1 Gbit/s: 16 ms, of which backward hides the first bucket's 8 ms in part.
     plain = "timed:layers=2,data_ms=2,forward_ms=2,backward_ms=4,gradient_mb=1"
     late = f"{plain},late_rank=1,late_ms=20,late_phase={phase},late_every=2"
     with netns.Hosts(2, "1gbit") as hosts:
@@ -169,12 +158,12 @@ def test_a_late_rank_is_named_and_does_not_change_the_wire_time(tmp_path: Path, 
     assert after.lateness.late_rank is not None
     assert (after.lateness.late_rank.rank, after.lateness.late_rank.phase) == (1, phase)
     parts = breakdowns(late_run)
-    is_late = parts[0].step % 2 == 1  # the workload counts from 1, the trace from 0
+    is_late = parts[0].step % 2 == 1  # The workload counts steps from 1, but the trace from 0.
     waited_ms = [float(np.median(parts[rank].wait_ns[is_late])) / 1e6 for rank in (0, 1)]
     assert waited_ms[0] == pytest.approx(20, abs=1.5)
     assert waited_ms[1] < 1
     for rank in (0, 1):
-        # Quantile of the fast steps: the link's rate is fixed, so a lack of cores only adds time.
+        # The link's rate is fixed and a lack of cores only adds time, so fast steps are exact.
         transfer_ms = [
             float(np.quantile(parts[rank].transfer_ns[steps], 0.1)) / 1e6
             for steps in (is_late, ~is_late)
@@ -189,15 +178,14 @@ def test_a_late_rank_is_named_and_does_not_change_the_wire_time(tmp_path: Path, 
 def test_a_slow_rank_of_a_mesh_is_named_across_its_process_groups(
     tmp_path: Path, late: int
 ) -> None:
-    """One of the three waiting ranks waits for a rank that itself waited in another group."""
     run_module("tests.support.scripts.mesh", [str(tmp_path), str(late)], 4)
     found = analyse_world(read_world(tmp_path, 4))
     assert found is not None
     assert found.lateness.late_rank is not None
     assert found.lateness.late_rank.rank == late
     assert found.lateness.late_rank.phase == "forward"
-    # If each wait were charged to the rank that arrived last, the late rank's share would be two
-    # thirds. On a busy machine, waiting for cores takes a share of its own.
+    # The share would be two thirds if each wait were charged to the rank that arrived last. On a
+    # busy machine, ranks also wait for cores.
     no_core = sum(cost.share for cost in found.lateness.wait_costs if cost.cause == NO_CORE)
     assert found.lateness.late_rank.share > 0.8 * (1 - no_core)
     assert found.lateness.late_rank.wait_ns == pytest.approx(mesh.LATE_S * 1e9, rel=0.3)

@@ -1,5 +1,3 @@
-"""Time blocked inside the call that issues a collective counts as waiting for the collective."""
-
 from __future__ import annotations
 
 import json
@@ -36,7 +34,6 @@ NAMES = (*CALLS, "fsdp2")
 
 @cache
 def run(mode: str) -> tuple[list[dict[str, Any]], list[Trace]]:
-    """Returns each rank's output and trace."""
     with TemporaryDirectory() as directory:
         said = run_module("tests.support.ranks.capture.blocked_issue_rank", [directory, mode], 2)
         traces = [read_trace(Path(directory) / f"rank_{rank}.trace") for rank in (0, 1)]
@@ -44,7 +41,6 @@ def run(mode: str) -> tuple[list[dict[str, Any]], list[Trace]]:
 
 
 def exposed_ms(trace: Trace) -> dict[str, float]:
-    """Returns the time for which the training thread was blocked, by kind of call."""
     steps, found = columns.steps(trace), exposures_of(trace)
     result = {}
     for i, name in enumerate(NAMES):
@@ -58,15 +54,13 @@ def test_time_blocked_inside_the_issuing_call_is_exposed() -> None:
     said, traces = run("full")
     exposed = exposed_ms(traces[0])
     for name in NAMES:
-        # From rank 0's call to rank 1's, and at most until rank 0's call returned.
+        # Rank 0 waits at least until rank 1 calls, and at most until rank 0's own call returns.
         least = (said[1][name]["begin_ns"] - said[0][name]["begin_ns"]) / MS
         most = (said[0][name]["end_ns"] - said[0][name]["begin_ns"]) / MS
         assert least > 0.5 * LATE_S * 1e3, name
         assert 0.97 * least <= exposed[name] <= most, name
-    # The work between issue and wait is not exposed.
     least = (said[1]["later"]["begin_ns"] - said[0]["later"]["begin_ns"]) / MS
     assert exposed["later"] < least + 0.8 * WORK_S * 1e3
-    # The late rank, which waits for nobody, has little exposed time.
     assert sum(exposed_ms(traces[1]).values()) < 0.5 * LATE_S * 1e3 * len(NAMES)
 
 
@@ -92,12 +86,10 @@ def test_the_report_names_the_rank_for_which_calls_wait(tmp_path: Path, level: s
     issued = (columns.collectives(trace).issue_ns[-STEPS:] for trace in (first, second))
     late_ms = float(np.median(-np.subtract(*issued))) / MS
     assert late_ms > 0.5 * STEP_LATE_S * 1e3
-    # The rest is the transfer, and waiting for cores.
     assert 0.9 * late_ms < wait_per_step_ms(first) < 1.6 * late_ms
 
 
 def wait_per_step_ms(trace: Trace) -> float:
-    """Returns the median time for which a step's thread was blocked."""
     steps, found = columns.steps(trace), exposures_of(trace)
     row = np.searchsorted(steps.end_ns, found.begin_ns)
     return float(np.median(np.bincount(row, found.waited_ns, len(steps))[1:])) / MS

@@ -1,5 +1,3 @@
-"""Compiled models and optimizers compile to the same graphs with and without recording."""
-
 from __future__ import annotations
 
 import json
@@ -26,30 +24,25 @@ def trained(directory: Path, cases: tuple[str, ...], *recorded: str) -> dict[str
 
 
 def breaks(counts: dict[str, Any]) -> list[Counter[str]]:
-    """Returns the graph breaks after which a frame continues, and those that leave it uncompiled.
-
-    From Python 3.13 on it returns their sum, because the compiler leaves an optimizer with hooks
-    uncompiled.
-    """
     kinds = [Counter(counts["during"][kind]) for kind in ("graph_break", "unimplemented")]
+    # From Python 3.13 on, torch leaves an optimizer with hooks uncompiled, which changes the kind.
     return [kinds[0] + kinds[1]] if sys.version_info >= (3, 13) else kinds
 
 
 def both(directory: Path, *cases: str) -> dict[str, Any]:
-    """Returns the results of plain training, after checking that recorded training has the same."""
     plain, recorded = trained(directory, cases), trained(directory, cases, "yes")
     for case, expected in plain.items():
         found = recorded[case]
         if "refused" in expected:
             assert found == expected, case
             continue
-        assert expected["during"] == expected["after"]  # the first steps compile everything
+        assert expected["during"] == expected["after"]
         assert expected["during"]["stats"]["unique_graphs"] >= 1
         for kind in ("stats", "recompiles"):
             assert found["during"][kind] == expected["during"][kind], case
         assert breaks(found) == breaks(expected), case
         assert found["during"]["frames"]["total"] <= expected["during"]["frames"]["total"]
-        assert found["after"] == found["during"]  # the end of recording causes no compilation
+        assert found["after"] == found["during"]
         assert found["parameters"] == expected["parameters"], case
     return plain
 
@@ -69,6 +62,6 @@ def test_recording_adds_no_graphs_or_breaks_to_compiled_sharded_models(tmp_path:
     parts = ("ddp-parts-aot_eager", "fsdp2-parts-aot_eager", "functional-whole-aot_eager")
     some = ("fsdp2-any-aot_eager", "fsdp2nn-any-aot_eager")
     plain = both(tmp_path, *some, *whole, *parts)
-    # A wrapped or sharded model has graph breaks of torch's own; its parts have none.
+    # torch itself breaks the graph of a wrapped or sharded model, but not the graphs of its parts.
     assert [case for case in plain if "refused" in plain[case]] == [*whole]
     assert issued(tmp_path, "functional-whole-aot_eager").count("all_reduce") == 3

@@ -1,7 +1,4 @@
-"""Every way to issue a collective is captured, with its sizes: the tables of docs/your_job.md.
-
-``python -m tests.integration.capture.test_coverage`` writes these tables again.
-"""
+"""``python -m tests.integration.capture.test_coverage`` writes the tables of docs/your_job.md."""
 
 from __future__ import annotations
 
@@ -47,20 +44,17 @@ is seen if it was issued, and has the flag `failed`:
 
 @cache
 def outputs() -> list[list[dict[str, Any]]]:
-    """Returns the output of each rank, by case."""
     with tempfile.TemporaryDirectory() as directory:
         texts = run_module("tests.support.ranks.capture.coverage_rank", [directory], 2)
     return [json.loads(text.strip().splitlines()[-1]) for text in texts]
 
 
 def seen_as(rank: int, case: int) -> str:
-    """Returns the operations of a case with their counts, in order of first issue."""
     counts = Counter(call["row"][0] for call in outputs()[rank][case]["calls"])
     return ", ".join(op if n == 1 else f"{n} {op}" for op, n in counts.items()) or "nothing"
 
 
 def document() -> str:
-    """Returns the page's section with current tables."""
     served, refused = [], []
     for case, (name, (_, formula)) in enumerate(CASES.items()):
         error = outputs()[0][case]["error"]
@@ -89,7 +83,7 @@ def test_sequence_numbers_have_no_gaps_and_every_call_ends(case: int) -> None:
         numbers: dict[str, list[int]] = {}
         for call in outputs()[rank][case]["calls"]:
             assert call["ended"], call
-            if call["seq"] != schema.NO_SEQ:  # messages from any source have no number
+            if call["seq"] != schema.NO_SEQ:  # Messages from any source have no number.
                 numbers.setdefault(str(call["sequence"]), []).append(call["seq"])
         for sequence, found in numbers.items():
             assert found == list(range(found[0], found[0] + len(found))), sequence

@@ -1,5 +1,3 @@
-"""Jobs that combine several parts of torch: training keeps its bits, and every call is counted."""
-
 from __future__ import annotations
 
 import json
@@ -21,11 +19,10 @@ pytestmark = [
     pytest.mark.skipif(_native.native is None, reason="Python capture sees DDP's buckets only"),
 ]
 
-#: Calls of one rank in each job, from what torch must issue. FSDP2 with one unit of two layers, in
-#: each pass: a gather in forward, none in backward, since a root keeps its parameters; tensor
-#: parallel layers: an all-reduce in forward, and none in backward for an input without gradients.
+#: Each rank must issue these calls. FSDP2's root unit keeps its parameters after the forward pass,
+#: so the backward pass gathers nothing.
 EXPECTED = {
-    # The first pass that exchanges has one bucket, and the later ones have two.
+    # DDP has one bucket in the first pass that exchanges, and two buckets in later passes.
     "compiled_ddp_hook_no_sync": {"all_reduce": 1 + 2 * (STEPS - 1)},
     "three_recorders": {"all_reduce": 10},
     "functional_results": {
@@ -34,10 +31,10 @@ EXPECTED = {
         "reduce_scatter_tensor_coalesced": 1,
     },
     "groups_beside_checkpoints": {"all_reduce": 3 * 8, "barrier": 1},
-    # One in the pass in no_sync too, because a forward pass before it had no backward.
+    # The pass in no_sync also exchanges, because the forward pass before had no backward pass.
     "stray_forward_undoes_no_sync": {"all_reduce": 2},
-    # Two units, gathered in forward, and again in backward unless no_sync keeps them.
     "flat_sharding_accumulated": {"reduce_scatter_tensor": 2 * STEPS},
+    # The input needs no gradient, so the backward pass has no all-reduce.
     "sharded_tensor_parallel_accumulated": {
         "all_reduce": STEPS * PASSES,
         "all_gather_into_tensor": STEPS * PASSES,

@@ -1,5 +1,3 @@
-"""``commprof.attach`` and ``commprof run --bucket-cap-mb``, on real ranks."""
-
 from __future__ import annotations
 
 import json
@@ -28,18 +26,18 @@ def test_attach_checks_pass_on_real_ranks(
 def test_the_hook_gives_the_bits_of_ddp_except_for_views_that_are_kept(
     monkeypatch: pytest.MonkeyPatch, native: str
 ) -> None:
-    """With 3 ranks, DDP multiplies gradients that it copies by 1/3, but divides views by 3."""
+    """DDP multiplies copied gradients by 1/3, but divides gradients that are views by 3."""
     monkeypatch.setenv("COMMPROF_NATIVE", native)
     for output in run_module("tests.support.ranks.capture.hook_bits", [], 3):
         differing = json.loads(next(line for line in output.splitlines() if line[:1] == "{"))
-        assert differing.pop("views, kept") > 1000  # of 4,096; docs/trials.md says so
+        assert differing.pop("views, kept") > 1000
         assert differing == {"copied": 0, "copied, kept": 0, "views": 0}
 
 
 @pytest.mark.slow
 def test_bucket_cap_mb_limits_the_buckets_of_a_script(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    # 1.05 MB of gradients, which fit into a single bucket of DDP's default size.
+    # The gradients take 1.05 MB and would fit into a single bucket of DDP's default size.
     script.write_text(plain_script(layers=4))
     options = ("--nproc", "2", "--bucket-cap-mb", "0.3", "--output", str(tmp_path / "run"))
     ended = call(*RUN, *options, str(script), timeout_s=120)
@@ -49,7 +47,7 @@ def test_bucket_cap_mb_limits_the_buckets_of_a_script(tmp_path: Path) -> None:
     rows = result["runs"][0]["aggregated_metrics"]["collectives"]
     buckets = [row for row in rows if row["op"] == "all_reduce"]
     assert sum(row["calls_per_step"] for row in buckets) >= 2
-    # A bucket is closed by the first gradient that reaches the cap.
+    # DDP closes a bucket at the first gradient that reaches the cap.
     assert max(row["size_bytes"][1] for row in buckets) <= 0.3 * 2**20 + LAYER_BYTES
 
 
@@ -67,7 +65,7 @@ def test_torch_ddp_tests_pass_with_commprof_attached(name: str, tmp_path: Path) 
     process = fork(
         *("-m", "tests.support.ranks.capture.torch_ddp_runner", name),
         directory=ROOT,
-        spare_count=1,  # the fork server that starts the ranks
+        spare_count=1,  # A fork server starts the ranks.
         **{"BACKEND": "gloo", "WORLD_SIZE": "2", "TEMP_DIR": str(tmp_path)},
         **{"OMP_NUM_THREADS": "1", "COMMPROF_TEST_TRACES": str(tmp_path / "traces")},
     )

@@ -1,5 +1,3 @@
-"""Process groups made without ``init_process_group``: ranks of one launcher, and replicas."""
-
 from __future__ import annotations
 
 import os
@@ -22,12 +20,10 @@ from tests.support.machines.commands import call
 
 SCRIPT = Path(__file__).parents[2] / "support/scripts/direct_group.py"
 pytestmark = pytest.mark.skipif(_native.native is None, reason="Python capture sees no groups")
-#: Bytes that a step all-reduces: a weight of 64 x 64 and a bias, of fp32.
 WEIGHT_BYTES, BIAS_BYTES = 64 * 64 * 4, 64 * 4
 
 
 def start(out: Path, *groups: str, **variables: str) -> subprocess.Popen[str]:
-    """Starts the script as ``commprof env`` does."""
     launched = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "REPLICA_GROUP_ID")
     inherited = {key: value for key, value in os.environ.items() if key not in launched}
     return subprocess.Popen(
@@ -39,13 +35,12 @@ def start(out: Path, *groups: str, **variables: str) -> subprocess.Popen[str]:
 
 
 def end(*processes: subprocess.Popen[str]) -> list[str]:
-    """Waits for the processes; returns what each wrote to stderr."""
     return [process.communicate(timeout=120)[1] for process in processes]
 
 
 def test_ranks_that_make_their_group_themselves_are_recorded(tmp_path: Path) -> None:
     out, store = tmp_path / "out", tmp_path / "store"
-    for job in (out, out / "job_2"):  # started twice with the same directory
+    for job in (out, out / "job_2"):
         ranks = [
             start(out, f"{rank},2,6,{store}_{job.name}", RANK=str(rank), WORLD_SIZE="2")
             for rank in range(2)
@@ -71,7 +66,6 @@ def test_ranks_that_make_their_group_themselves_are_recorded(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("names", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_replicas_are_one_world_and_each_life_is_told(tmp_path: Path, names: bool) -> None:
-    """Three replicas that separate launchers start; the second is killed and started again."""
     out, first, second = tmp_path / "out", tmp_path / "first", tmp_path / "second"
 
     def replica(number: int, *groups: str) -> subprocess.Popen[str]:
@@ -103,7 +97,7 @@ def test_replicas_are_one_world_and_each_life_is_told(tmp_path: Path, names: boo
     run = read_world(out, 3)
     assert [columns.steps(run.traces[rank]).index.tolist() for rank in range(3)] == [
         list(range(11)),
-        list(range(5, 11)),  # the second life begins at the others' sixth step
+        list(range(5, 11)),
         list(range(11)),
     ]
     result = analyse_run(out)
@@ -115,7 +109,6 @@ def test_replicas_are_one_world_and_each_life_is_told(tmp_path: Path, names: boo
     assert f"3 replicas trained together: rank 0 is replica {'r0' if names else '0'}" in report
     card = OpenedRun(out).card
     assert card is not None
-    # The screen has room for some caveats only.
     assert any(text.startswith(f"Started again: replica {name} (2 ") for text in card.caveats)
     assert f"Replica {name} was started 2 times: from " in report
 
@@ -144,7 +137,6 @@ def test_a_profile_of_a_replica_takes_a_directory_of_its_own(tmp_path: Path) -> 
     assert sum("this one, of another replica or job, records to" in each for each in said) == 1
     (world,) = analyse_run(out).worlds
     assert (world.world_size, world.timing.steps) == (2, 6)
-    # When both have ended, a further run into the directory is refused as before.
     alone = subprocess.run(
         [sys.executable, str(script), f"0,1,1,{tmp_path / 'alone'}"],
         env=environment,

@@ -1,5 +1,3 @@
-"""``commprof env``: jobs with other launchers, and all Python processes between them and ranks."""
-
 from __future__ import annotations
 
 import os
@@ -24,7 +22,6 @@ ENV = ("-m", "commprof", "env", "--output")
 
 
 def variables(directory: Path) -> dict[str, str]:
-    """Returns the variables that ``commprof env`` makes a shell set, as the shell reads them."""
     printed = call(*ENV, str(directory))
     assert printed.returncode == 0, printed.stderr
     export, *words = shlex.split(printed.stdout)
@@ -104,7 +101,6 @@ def test_ctrl_c_while_python_starts_shows_no_traceback(tmp_path: Path, out: bool
 
 @pytest.mark.slow
 def test_a_second_job_gets_a_directory_of_its_own(tmp_path: Path) -> None:
-    """Checks two jobs in one directory, whose ranks start without torchrun."""
     found = variables(tmp_path)
     for _ in range(2):
         port = free_port()
@@ -126,13 +122,12 @@ def test_a_second_job_gets_a_directory_of_its_own(tmp_path: Path) -> None:
         errors = [process.communicate(timeout=120)[1] for process in ranks]
         assert [process.returncode for process in ranks] == [0, 0], errors
         ours = [line for error in errors for line in error.splitlines() if "commprof" in line]
-        assert [line.split(" to ")[0] for line in ours] == ["commprof: recorded"]  # by rank 0
+        assert [line.split(" to ")[0] for line in ours] == ["commprof: recorded"]
     names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.trace"))
     assert names == [f"{job}rank_{rank}.trace" for job in ("job_2/", "") for rank in (0, 1)]
     for job in (tmp_path, tmp_path / "job_2"):
         (world,) = analyse_run(job).worlds
         assert (world.world_size, world.timing.steps, problems_of(world)) == (2, 12, [])
-        # 4 samples per step on each of two ranks, without the warm-up.
         assert sum(rank.samples for rank in world.ranks) == 8 * world.timing.measured_steps
     shown = call("-m", "commprof", "report", str(tmp_path), "--all")
     assert f"Another job in this directory: commprof report {tmp_path / 'job_2'}" in shown.stdout
@@ -190,7 +185,7 @@ def test_a_script_that_ends_early_leaves_closed_traces(way: str, code: int, tmp_
 
 @pytest.mark.slow
 def test_report_salvages_the_records_of_killed_ranks(tmp_path: Path) -> None:
-    """Rank 1 is killed; torchrun then ends rank 0, which sleeps, with SIGTERM."""
+    """When rank 1 is killed, torchrun ends rank 0 with SIGTERM."""
     command = (sys.executable, *TORCHRUN, str(SCRIPTS / "ends.py"), "kill")
     done = call(*ENV, str(tmp_path), "--", *command, OMP_NUM_THREADS="1")
     assert done.returncode == 1

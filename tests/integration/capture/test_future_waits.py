@@ -1,5 +1,3 @@
-"""Waits for a collective's future are exposed time, in full and in always-on mode."""
-
 from __future__ import annotations
 
 import json
@@ -24,13 +22,12 @@ pytestmark = [
 ]
 
 MS = 1_000_000
-#: Way to wait in which the wait is empty, because rank 0 comes last.
+#: With this way to wait, rank 0 comes last and waits for nothing.
 HIDDEN = "hidden"
 
 
 @cache
 def run(mode: str) -> tuple[list[dict[str, Any]], list[Trace]]:
-    """Returns each rank's output and trace."""
     with TemporaryDirectory() as directory:
         said = run_module("tests.support.ranks.capture.future_waits_rank", [directory, mode], 2)
         traces = [read_trace(Path(directory) / f"rank_{rank}.trace") for rank in (0, 1)]
@@ -38,7 +35,6 @@ def run(mode: str) -> tuple[list[dict[str, Any]], list[Trace]]:
 
 
 def exposed_ms(trace: Trace) -> dict[str, float]:
-    """Returns the training thread's time blocked in all-reduces, by way to wait."""
     steps, table = columns.steps(trace), columns.collectives(trace)
     found = exposures_of(trace)
     result = {}
@@ -52,10 +48,10 @@ def exposed_ms(trace: Trace) -> dict[str, float]:
 
 
 def bounds_ms(said: list[dict[str, Any]], way: str) -> tuple[float, float]:
-    """Returns the shortest and longest possible wait of rank 0.
+    """Returns the shortest and the longest possible wait of rank 0.
 
-    Rank 0 waits at least until rank 1 issues, or gloo times out. The upper bound is the script's
-    time from before the issue to the end of the wait: an issue that blocks is exposed time too.
+    Rank 0 waits at least until rank 1 issues or gloo times out. The upper bound contains the issue,
+    which may block.
     """
     mine = said[0][way]
     until_ns = said[1][way]["issued_ns"] if way in said[1] else mine["issued_ns"] + TIMEOUT_S * 1e9
@@ -98,7 +94,7 @@ def test_recording_does_not_change_results_or_errors_of_futures() -> None:
                 "then": 4.0,
                 "wait_all": [[2.0, 2.0]] * 2,
                 HIDDEN: [[2.0, 2.0]],
-                # The error of waiting and that of torch's own method have the same text.
+                # The wait and torch's own method must raise errors with the same text.
                 "callback_error": [ways["callback_error"]["came_of_it"][1]] * 2,
                 **({"failed": [ways["failed"]["came_of_it"][1]] * 2} if rank == 0 else {}),
             }

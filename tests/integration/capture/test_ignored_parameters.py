@@ -1,5 +1,3 @@
-"""Models with parameters that DDP does not reduce can train under hooks, trials and checks."""
-
 from __future__ import annotations
 
 import json
@@ -12,7 +10,6 @@ from tests.support.machines.commands import RUN, call
 
 pytestmark = pytest.mark.slow
 
-#: A script that trains several models; each has parameters that DDP's reducer leaves out.
 SCRIPT = """
 import sys, torch, torch._dynamo, torch.distributed as dist
 from torch import nn
@@ -92,7 +89,6 @@ NAMES = ("shapes", "values", "frozen", "delayed", "sparse", "python_reducer")
 
 
 def run(tmp_path: Path, *options: str, steps: int, names: tuple[str, ...]) -> tuple[str, str]:
-    """Runs the script at two ranks; returns the names of the trained models, and stderr."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     output = str(tmp_path / "run")
@@ -110,7 +106,6 @@ def test_a_compressor_leaves_ignored_parameters_out(
 ) -> None:
     monkeypatch.setenv("COMMPROF_NATIVE", native)
     _, said = run(tmp_path, "--hook", "topk:ratio=0.1", steps=4, names=NAMES)
-    # The model that has no buckets is told once, and trains without the compressor.
     lines = [line for line in said.splitlines() if "trains without the compressor" in line]
     assert len(lines) == 1, said
     assert "topk:ratio=0.1: attach(): DDP's Python reducer" in lines[0]
@@ -123,8 +118,7 @@ def test_a_trial_leaves_ignored_parameters_out(tmp_path: Path) -> None:
     trial = result["trial"]
     assert (trial["rounds"], trial["left_out"]) == (3, [])
     sent = {row["label"]: row["wire_bytes"] for row in trial["candidates"]}
-    # 161 fp32 gradients are averaged. Those of the ignored shards (4,000 on rank 0, none on rank 1)
-    # are not.
+    # The ranks average only 161 gradients of 4 bytes each, because DDP ignores the shards.
     assert sent["none"] == 4 * 161
     assert 0 < sent["int8"] < sent["none"]
 

@@ -1,5 +1,3 @@
-"""A collective ends no later than the wait for it, however late its callback runs."""
-
 from __future__ import annotations
 
 import os
@@ -23,7 +21,7 @@ pytestmark = pytest.mark.skipif(_native.native is None, reason=_native.native_er
 
 
 def returned_waits(trace: Trace) -> Any:
-    """Returns records of waits whose return shows completion; being blocked in a call does not."""
+    """Leaves out blocked issues, because the return of an issue does not show completion."""
     waits = columns.of_kind(trace.records, Kind.WAIT)
     return waits[waits["flags"] & FLAG_IN_ISSUE == 0]
 
@@ -42,8 +40,7 @@ def test_a_collective_ends_no_later_than_the_wait_for_it(tmp_path: Path, hooked:
         assert (finalized_ns > 0).sum() > 3 * STEPS
         until_ns = np.where(left_ns > 0, left_ns, finalized_ns)
         known = (until_ns > 0) & (table.end_ns > 0)
-        # Before returns of waits were recorded, 17 ends of rank 0 were late. An end is still late
-        # if its callback runs between a return and the record of it.
+        # An end is late if its callback runs between a wait's return and the record of this return.
         assert (table.end_ns[known] > until_ns[known]).sum() <= MOST_LATE
         if hooked == "hooked":
             buckets = columns.buckets(trace)

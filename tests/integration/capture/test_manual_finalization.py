@@ -1,5 +1,3 @@
-"""If a script finalises DDP's backward passes itself, the waiting is in its finalisation."""
-
 from __future__ import annotations
 
 import json
@@ -29,7 +27,6 @@ MS = 1_000_000
 
 
 def run(directory: Path, mode: str, how: str) -> tuple[list[list[list[int]]], list[Trace]]:
-    """Returns each rank's times and trace."""
     module = "tests.support.ranks.capture.manual_finalization_rank"
     said = run_module(module, [str(directory), mode, how], 2)
     traces = [read_trace(directory / f"rank_{rank}.trace") for rank in (0, 1)]
@@ -56,7 +53,8 @@ def test_a_pass_that_the_script_finalises_waits_there(
     assert len(set(passes.span.key.tolist())) == STEPS
     for step, (mine, theirs) in enumerate(zip(*said, strict=True)):
         _, begin_ns, end_ns = mine
-        # From the begin of the finalisation to rank 1's backward pass, and at most to its end.
+        # Rank 0 waits at least until rank 1's backward pass, and at most until the end of its own
+        # finalisation.
         least, most = (theirs[0] - begin_ns) / MS, (end_ns - begin_ns) / MS
         assert least > 0.5 * LATE_S * 1e3
         inside = (found.begin_ns >= begin_ns) & (found.end_ns <= end_ns)
@@ -78,7 +76,6 @@ def test_always_on_mode_counts_what_the_script_finalises(tmp_path: Path) -> None
     said, (trace, _) = run(tmp_path, "always-on", "observed")
     summary = trace.summary
     assert summary is not None
-    # The first step is warm-up.
     steps = list(zip(*said, strict=True))[1:]
     least = sum(theirs[0] - mine[1] for mine, theirs in steps) / MS
     most = sum(mine[2] - mine[1] for mine, _ in steps) / MS

@@ -1,5 +1,3 @@
-"""For which rank a message, or a collective with a root, waits: tests in real groups."""
-
 from __future__ import annotations
 
 import math
@@ -41,8 +39,8 @@ def test_a_receiver_waits_for_its_late_sender(tmp_path: Path) -> None:
 def test_exposed_time_after_a_recv_from_any_source_is_kept_but_not_split(tmp_path: Path) -> None:
     world = result("any_source", tmp_path)
     receiver = world.ranks[1].parts
-    # After the first recv from any source, messages have no sequence number. This recv is in the
-    # warm-up, so no measured step has numbers.
+    # After the first recv from any source, messages have no sequence number. The warm-up contains
+    # such a recv, so no measured step has numbers.
     assert receiver.unsplit_ms == pytest.approx(receiver.exposed_ms)
     assert receiver.exposed_ms > 0.9 * 2 * LATE_S * 1e3
     assert math.isnan(receiver.wait_ms)

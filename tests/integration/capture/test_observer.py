@@ -1,5 +1,3 @@
-"""The observer sees every collective, with its sizes."""
-
 from __future__ import annotations
 
 import json
@@ -19,7 +17,8 @@ from tests.support.ranks.devices.foreign_works_rank import FUTURES
 SIX, TWELVE = 6 * 4, 12 * 4
 FLOAT, DOUBLE = "Float", "Double"
 
-#: op, group size, seq in its group, dtype, bytes in, bytes out on rank 0, on rank 1.
+#: The columns are operation, group size, sequence number, dtype, and (bytes in, bytes out) of ranks
+#: 0 and 1.
 EXPECTED = [
     ("all_reduce", 2, 0, FLOAT, (SIX, SIX), (SIX, SIX)),
     ("all_reduce", 2, 1, DOUBLE, (2 * SIX, 2 * SIX), (2 * SIX, 2 * SIX)),
@@ -38,7 +37,6 @@ EXPECTED = [
 ]
 
 
-#: Operations whose wait is recorded even if it was short.
 ALWAYS_WAITED = ("send", "recv", "monitored_barrier")
 
 
@@ -57,14 +55,13 @@ def test_every_collective_is_seen_with_its_sizes(tmp_path: Path) -> None:
             assert completed, row
             if row[0] in ALWAYS_WAITED:
                 assert waited, row
-        # Each call blocks its caller, unless the rank got no core until the work was done.
+        # A call does not wait if the rank gets no core until the work is done.
         assert sum(bool(row[-1]) for row in found) >= len(found) // 2
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(_native.native is None, reason=_native.native_error or "")
 def test_works_of_other_backends_behave_as_without_recording(tmp_path: Path) -> None:
-    """A Work whose future is null or refused ends when the wait for it ends."""
     said = json.loads(
         run_module("tests.support.ranks.devices.foreign_works_rank", [str(tmp_path)], 1)[
             0
@@ -85,7 +82,7 @@ def test_works_of_other_backends_behave_as_without_recording(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.skipif(_native.native is None, reason=_native.native_error or "")
 def test_groups_made_in_a_loop_have_distinct_names(tmp_path: Path) -> None:
-    """Groups have distinct names even if a new group has the address of a deleted one."""
+    """A new group may have the address of a deleted group."""
     count = 500
     run_module("tests.support.ranks.capture.many_groups", [str(tmp_path), str(count)], 1)
     trace = read_trace(tmp_path / "rank_0.trace")
@@ -115,8 +112,8 @@ def test_each_call_has_the_stack_of_its_line(tmp_path: Path) -> None:
     trace = recorded(tmp_path, "on")
     table = columns.collectives(trace)
     numbers = columns.stacks(trace, table.op_id).tolist()
-    # Two calls from one line, two through another function, the first two again, two on a thread,
-    # and DDP's bucket; the trace holds each different stack once.
+    # Two calls come from one line, two from another function, two from the first line again, two
+    # from a thread, and one is DDP's bucket.
     assert [sorted(set(numbers)).index(number) for number in numbers] == [
         0, 0, 1, 1, 0, 0, 2, 2, 3,
     ]  # fmt: skip

@@ -1,5 +1,3 @@
-"""Capture in pure Python: the same run without the C++ module."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -77,7 +75,6 @@ def test_python_capture_records_buckets_and_collectives(
         assert (table.op == schema.OPS.index("all_reduce")).all()
         assert table.seq.tolist() == list(range(sum(BUCKETS)))
         assert table.bytes_in.tolist() == buckets.bytes.tolist()
-        # Four layers of 64 x 64 weights and 64 biases in float32, whatever the bucket.
         assert buckets.bytes.sum() == STEPS * 4 * (64 * 64 + 64) * 4
         assert (buckets.ready_ns <= buckets.launch_ns).all()
         assert (table.issue_ns <= table.end_ns).all()
@@ -90,7 +87,7 @@ def test_python_capture_records_buckets_and_collectives(
 def test_python_capture_records_finalizations(job: tuple[list[Ended], list[Trace]]) -> None:
     for trace in job[1]:
         found, table = columns.finalizations(trace), columns.collectives(trace)
-        last = np.cumsum(BUCKETS) - 1  # bucket of each backward pass
+        last = np.cumsum(BUCKETS) - 1
         assert found.span.key.tolist() == table.graph_task[last].tolist()
         assert (found.blocked_ns <= found.span.end_ns - found.span.begin_ns).all()
         # DDP continues when its last bucket is complete.

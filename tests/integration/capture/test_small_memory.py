@@ -1,5 +1,3 @@
-"""Many records and little memory: a small /dev/shm, and ten million events of a killed process."""
-
 from __future__ import annotations
 
 import json
@@ -24,7 +22,6 @@ def _cannot_mount() -> bool:
 @pytest.mark.skipif(_native.native is None, reason=_native.native_error or "")
 @pytest.mark.skipif(_cannot_mount(), reason="needs a mount namespace")
 def test_rings_take_little_of_a_small_dev_shm_and_lose_no_records(tmp_path: Path) -> None:
-    """Rings become smaller, then leave /dev/shm; a full /dev/shm raises no signal."""
     done = subprocess.run(
         [*UNSHARE, sys.executable, "-m", "tests.support.ranks.capture.small_memory", str(tmp_path)],
         capture_output=True,
@@ -46,16 +43,15 @@ pytestmark = pytest.mark.skipif(_native.native is None, reason="needs the C++ mo
 
 _RECORD_BYTES = 64
 _PYTHON_BYTES = 300 << 20
-"""Python with numpy, and room for what its allocator keeps."""
 
 
 @pytest.mark.slow
 def test_ten_million_events_are_kept_and_read_in_bounded_memory() -> None:
     found = many_events(10_000_000)
     assert found.all_accounted_for, found
-    assert found.found > 5_000_000, found  # a busy machine drops the rest, and counts it
+    assert found.found > 5_000_000, found
     assert found.trace_bytes < 1.01 * _RECORD_BYTES * found.found, found
-    # In memory: the file, its records, a copy of the records in order of time, and this order.
+    # Memory holds the file, its records, a copy of the records in order of time, and this order.
     assert found.peak_bytes < 3.2 * found.trace_bytes + _PYTHON_BYTES, found
 
 

@@ -1,5 +1,3 @@
-"""The number of threads that a script sets during capture is the one in its trace."""
-
 from __future__ import annotations
 
 import subprocess

@@ -1,5 +1,3 @@
-"""torchft's replicas, each under its own torchrun, have one report, also if one was killed."""
-
 from __future__ import annotations
 
 import os
@@ -17,12 +15,11 @@ from tests.support.machines.ranks import free_port
 
 SCRIPT = Path(__file__).parents[2] / "support/scripts/torchft_train.py"
 pytestmark = [pytest.mark.slow, pytest.mark.needs("torchft"), pytest.mark.timeout(600)]
-#: Bytes of the gradients in one step: 4 x Linear(256, 256) of fp32.
 GRADIENT_BYTES = 4 * (256 * 256 + 256) * 4
 
 
 def train(out: Path | None, tmp_path: Path, steps: int, last_before_kill: int) -> list[str]:
-    """Trains two replicas, the second of which may be killed; returns the last line of each."""
+    """Returns each replica's last line. With ``last_before_kill`` 0, no replica is killed."""
     from torchft.coordination import LighthouseServer
 
     lighthouse = LighthouseServer(
@@ -76,8 +73,8 @@ def test_a_killed_replica_that_joins_again_is_in_the_one_report(tmp_path: Path) 
     shared = set(columns.steps(traces[0]).index.tolist()) & set(
         columns.steps(traces[1]).index.tolist()
     )
-    # One pass of the surviving replica could not be committed. Its step then has two passes, and
-    # is left out.
+    # The surviving replica may fail to commit one pass. The step then has two passes and is left
+    # out.
     assert 5 <= world.timing.steps <= len(shared) <= 7
     for trace in traces.values():
         assert {group.size for group in trace.groups.values()} == {2}

@@ -1,5 +1,3 @@
-"""Ranks that exchange no gradients: the training prints a line about it, and so does the report."""
-
 from __future__ import annotations
 
 import json
@@ -10,7 +8,6 @@ import pytest
 
 from tests.support.machines.commands import RUN, call
 
-#: Trains two ranks for 60 updates and 0.9 s. The argument says what they exchange.
 SCRIPT = """
 import sys, time, torch, torch.distributed as dist
 from torch import nn
@@ -39,7 +36,6 @@ dist.destroy_process_group()
 
 
 def run(tmp_path: Path, kind: str, *options: str) -> tuple[dict[str, Any], str, str]:
-    """Runs the script at two ranks; returns the result, and what was printed to both streams."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     words = ("--nproc", "2", "--output", str(tmp_path / "run"), *options, str(script), kind)
@@ -52,7 +48,7 @@ def run(tmp_path: Path, kind: str, *options: str) -> tuple[dict[str, Any], str, 
 def test_ranks_without_an_exchange_are_told_once_while_they_train(
     tmp_path: Path, kind: str
 ) -> None:
-    """The model was never wrapped, or the inner model is called instead of DDP's."""
+    """With "inner", the script calls the inner model instead of DDP's model."""
     result, shown, said = run(tmp_path, kind)
     lines = [line for line in said.splitlines() if "without exchanging their gradients" in line]
     assert len(lines) == 1, said

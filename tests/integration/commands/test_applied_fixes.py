@@ -1,10 +1,3 @@
-"""Changes that a report prints are applied to the job's script: it runs, and its cause is gone.
-
-The jobs are those of benchmarks/causes, one or two for each way in which a fix changes a script.
-Jobs whose own lines do not tell the change get the fix of the catalogue: test_pasted_fixes.py runs
-all of these.
-"""
-
 from __future__ import annotations
 
 import json
@@ -21,7 +14,7 @@ from tests.support.applied_fix import applied
 
 ROOT = Path(__file__).parents[3]
 SELDOM = "if step % 100 == 0:  # if no step in between uses the result\n    "
-#: For jobs whose report derives the change from the script: text that the fix must contain.
+#: The report derives the fixes of these jobs from the script, and a fix must contain the text.
 CHANGES = {
     "trained_apart": "model = ddp if common.FIXED else ddp",
     "weights_differ": "for tensor in ddp.state_dict().values():",
@@ -48,7 +41,6 @@ CHANGES = {
 
 
 def causes(script: Path, job: str, directory: Path) -> dict[str, Any]:
-    """Runs a script as its author does; returns the causes of its report by name."""
     environment = {
         **os.environ,
         "PYTHONPATH": f"{JOBS_FOLDER}{os.pathsep}{ROOT}",
@@ -71,7 +63,7 @@ def causes(script: Path, job: str, directory: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.flaky(reruns=2)  # another process may change what a short job waits for
+@pytest.mark.flaky(reruns=2)  # Another process may change what a short job waits for.
 @pytest.mark.parametrize("job", CHANGES)
 def test_the_printed_fix_of_a_job_runs_and_its_cause_is_gone(tmp_path: Path, job: str) -> None:
     script = JOBS_FOLDER / f"{job}.py"

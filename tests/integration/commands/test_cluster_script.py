@@ -1,5 +1,3 @@
-"""The batch script under Slurm's commands: two nodes write into one directory."""
-
 from __future__ import annotations
 
 import json
@@ -29,7 +27,7 @@ for _ in range(6):
     optimizer.step()
 dist.destroy_process_group()
 """
-#: Replacements for Slurm's commands: srun starts one task per node, and tells it the node's number.
+#: Slurm's srun starts one task per node and tells the task its node's number.
 COMMANDS = {
     "srun": 'while [ "${1#--}" != "$1" ]; do shift; done\n'
     'for node in 0 1; do SLURM_NODEID=$node "$@" & pids="$pids $!"; done\n'
@@ -39,7 +37,6 @@ COMMANDS = {
 
 
 def submitted(batch: Path, tools: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a batch script with ``COMMANDS`` in place of Slurm's."""
     tools.mkdir()
     python = f'exec "{sys.executable}" "$@"'
     torchrun = f'exec "{sys.executable}" -m torch.distributed.run "$@"'

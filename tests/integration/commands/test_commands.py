@@ -1,5 +1,3 @@
-"""The commands as real processes: their output, and the files they leave after a failure."""
-
 from __future__ import annotations
 
 import glob
@@ -22,7 +20,6 @@ TIMED = "timed:layers=1,data_ms=0,forward_ms=1,backward_ms=1,gradient_mb=0.001"
 
 
 def rings_of(run: Path) -> list[str]:
-    """Returns ring files that ranks of this run left behind."""
     traces = sorted(run.rglob("rank_*.trace"))
     assert traces
     prefixes = [read_trace(trace).metadata["ring_prefix"] for trace in traces]
@@ -31,7 +28,6 @@ def rings_of(run: Path) -> list[str]:
 
 
 def processes_of(run: Path) -> list[str]:
-    """Returns command lines of processes that write to this run's logs, or name the run."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -48,7 +44,6 @@ def processes_of(run: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Runs one and two ranks, each process started as users start it; returns the output too."""
     base = tmp_path_factory.mktemp("recorded")
     done = call(
         *RUN, "--nproc", "2", "--steps", "4", "--workload", TIMED, "--overhead-steps", "4",
@@ -100,7 +95,7 @@ def test_report_escapes_characters_that_an_ascii_terminal_lacks(recorded: Any) -
     assert r"\xb5s" in shown.stdout
 
 
-@pytest.mark.parametrize("length", [["--all"], []])  # without, all is written at the end
+@pytest.mark.parametrize("length", [["--all"], []])
 def test_report_into_a_closed_pipe_prints_no_error(recorded: Any, length: list[str]) -> None:
     base, _ = recorded
     with start("-m", "commprof", "report", str(base / "run"), *length) as process:
@@ -139,7 +134,7 @@ def test_a_truncated_trace_is_reported_up_to_its_cut(recorded: Any, tmp_path: Pa
 def test_a_missing_rank_is_named_and_the_rest_reported(recorded: Any, tmp_path: Path) -> None:
     run = copy_of(recorded[0] / "run", tmp_path / "run")
     _, of_two = json.loads((run / "result.json").read_text())["runs"]
-    # The other rank waited, so its exposed time can be split.
+    # The rank with the longer wait remains, so that the report has waiting to separate.
     missing = min(of_two["rank_results"], key=lambda each: each["parts"]["exposed_ms"])["rank"]
     (run / "world_2" / f"rank_{missing}.trace").unlink()
     (run / "world_2" / f"rank_{missing}.json").unlink()
@@ -172,7 +167,6 @@ def plant(trainee):
 
 sys.meta_path.insert(0, Plant())
 """
-"""As sitecustomize.py: rank 1 raises in step 3, wherever there is a rank 1."""
 
 
 @pytest.mark.slow
@@ -222,7 +216,7 @@ def test_an_interrupt_ends_all_processes_and_reports_finished_world_sizes(tmp_pa
         assert process.poll() is None
         assert time.monotonic() < limit
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    os.killpg(process.pid, signal.SIGINT)
     done = finish(process)
 
     assert done.returncode == 130

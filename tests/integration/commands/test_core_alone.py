@@ -1,5 +1,3 @@
-"""The profiler without its satellites: it records, reports, and says what is missing."""
-
 from __future__ import annotations
 
 import json
@@ -17,22 +15,19 @@ from commprof import satellites
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
-#: Tests of the profiler's own parts, which must pass without the satellites.
 OWN_TESTS = ("tests/unit/trace", "tests/unit/analysis/late")
 
 
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package and its tests, without the satellites' folders."""
     place = tmp_path_factory.mktemp("core")
     left_out = shutil.ignore_patterns("__pycache__", *satellites.NAMES)
     shutil.copytree(ROOT / "commprof", place / "commprof", ignore=left_out)
     shutil.copytree(ROOT / "tests", place / "tests", ignore=left_out)
     shutil.copy(ROOT / "pyproject.toml", place)
     (place / "csrc").symlink_to(ROOT / "csrc")
-    # This environment's import finder of commprof would find the satellites in the checkout. So the
-    # copy runs in an environment that only has this one's packages in its path: their .pth files,
-    # which start the finder, are not read.
+    # The checkout's import finder would find the satellites, and a .pth file starts that finder.
+    # Python reads no .pth files in a directory that another .pth file names.
     venv.create(place / "venv")
     (packages,) = (place / "venv").glob("lib/*/site-packages")
     (packages / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
@@ -55,7 +50,6 @@ def run(core: Path, *words: str, code: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def recorded(core: Path) -> Path:
-    """A run of two ranks that the profiler recorded alone."""
     directory = core / "run"
     words = ("-m", "commprof.run", "--world-sizes", "2", "--steps", "12", "--workload", "mlp")
     run(core, *words, "--output", str(directory))

@@ -1,5 +1,3 @@
-"""Every example runs as its docstring shows, and leaves a report of both ranks."""
-
 from __future__ import annotations
 
 import ast
@@ -18,12 +16,8 @@ STEPS = 20
 
 @dataclass(frozen=True)
 class Example:
-    """An example script, and the contents that its report must have."""
-
-    #: Libraries that it needs in addition to torch, and where to get them.
     needs: tuple[str, ...] = ()
     extra: str = ""
-    #: Collectives of a step.
     operations: frozenset[str] = frozenset({"all_reduce"})
     reads_batches: bool = True
 
@@ -42,7 +36,6 @@ EXAMPLES = {
 
 
 def first_lines(name: str) -> list[str]:
-    """Returns the commands in the docstring of an example."""
     docstring = ast.get_docstring(ast.parse((ROOT / f"examples/{name}.py").read_text()))
     assert docstring is not None
     commands = ("torchrun ", "python ", "commprof ")
@@ -71,7 +64,7 @@ def test_each_example_runs_as_documented_and_is_reported(name: str, tmp_path: Pa
     assert world.training.samples_source == ("dataloader" if example.reads_batches else "")
     parts = world.parts
     assert min(parts.forward_ms, parts.backward_ms, parts.optimizer_ms) > 0
-    # The update takes less time than the backward pass, which Lightning runs inside the update.
+    # Lightning runs the backward pass inside the update, so the update could appear too long.
     assert parts.optimizer_ms < parts.backward_ms + parts.exposed_ms
 
 
@@ -91,5 +84,4 @@ def test_python_blocks_in_your_job_md_are_excerpts_of_examples() -> None:
 
 
 def stripped(text: str) -> str:
-    """Returns the lines without indentation, which an excerpt may have removed."""
     return "\n".join(line.strip() for line in text.strip().splitlines())

@@ -1,5 +1,3 @@
-"""Real ranks over gloo: files that a job leaves, and the end of a rank or of the launcher."""
-
 from __future__ import annotations
 
 import json
@@ -40,7 +38,6 @@ def results(job: Job) -> list[dict[str, Any]]:
 
 
 def pid_of_rank(logs: Path, rank: int) -> int | None:
-    """Returns the process whose stderr is that rank's log, if there is one."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if os.readlink(entry / "fd/2") == str(logs / f"rank_{rank}.err"):
@@ -51,7 +48,6 @@ def pid_of_rank(logs: Path, rank: int) -> int | None:
 
 
 def children() -> list[str]:
-    """Returns command lines of this process's children, except processes that the tests keep."""
     found: list[str] = []
     kept = ("resource_tracker", "tests.support.machines.fork_server")
     for entry in Path("/proc").glob("[0-9]*"):
@@ -61,7 +57,7 @@ def children() -> list[str]:
         except OSError:
             continue
         if parent == os.getpid() and not any(name in command for name in kept):
-            found.append(command)  # empty for a zombie
+            found.append(command)
     return found
 
 
@@ -73,8 +69,6 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def meanwhile(job: Job, action: Callable[[], None]) -> threading.Thread:
-    """Runs `action` in a thread once the job trains."""
-
     def act() -> None:
         wait_until((job.directory / "progress").exists, "the first step")
         time.sleep(0.3)
@@ -102,7 +96,7 @@ def test_two_ranks_train_the_transformer(tmp_path: Path, capfd: pytest.CaptureFi
         assert set(labels) <= {"on", "off_a", "off_b"}
         assert labels == [label for label, _ in ranks[0]["overhead"]]
         assert rank["truth"] is None
-        # Random tokens cannot be predicted: the loss stays near ln(64) = 4.16.
+        # The tokens are random, so the loss stays near ln(64) = 4.16.
         assert rank["average_loss"] == pytest.approx(4.16, abs=0.5)
     assert ranks[0]["losses"] != ranks[1]["losses"]
     assert all((job.directory / f"rank_{rank}.trace").stat().st_size > 0 for rank in range(2))
@@ -131,9 +125,8 @@ def test_the_timed_workload_takes_the_requested_times_under_ddp(tmp_path: Path) 
         late_ms = 30 if rank["rank"] == 1 else 0
         backward_ms = [value / MS for value in rank["truth"]["backward_ns"]]
         assert len(backward_ms) == 6
-        # The least disturbed step is checked, because the machine may be busy.
+        # The machine may be busy, so only the fastest step is checked.
         assert 40 + late_ms <= min(backward_ms) < 40 + late_ms + 2
-        # Rank 0 waits for its late peer, so both take the late rank's time.
         assert sorted(rank["step_ns"])[2] >= (40 + 30) * MS
 
 

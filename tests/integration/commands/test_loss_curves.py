@@ -1,5 +1,3 @@
-"""The loss falls alike at 1, 2, 4 and 8 ranks, and the report compares the curves."""
-
 from __future__ import annotations
 
 import json
@@ -14,7 +12,6 @@ import pytest
 from tests.support.machines.commands import RUN, call
 
 pytestmark = pytest.mark.slow
-#: Two epochs of four steps, in which all of up to 8 ranks have equally many samples.
 SMALL = "transformer:vocab=64,d_model=16,feedforward=16,layers=2,sequence=8,samples=64"
 STEPS = 8
 
@@ -22,7 +19,6 @@ STEPS = 8
 def train(
     directory: Path, world_sizes: str, **environment: str
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """Trains with one global batch and seed at each size; returns the output and the result."""
     done = call(
         *RUN, "--world-sizes", world_sizes, "--scaling", "strong", "--workload", SMALL,
         "--batch-size", "16", "--steps", str(STEPS), "--overhead-steps", "0", "--seed", "3",
@@ -48,7 +44,7 @@ def test_loss_curves_of_1_2_4_and_8_ranks_agree(tmp_path: Path) -> None:
     curves = [run["aggregated_metrics"]["step_losses"] for run in result["runs"]]
     alone = curves[0]
     assert len(alone) == STEPS
-    assert len(set(alone)) > 1  # the loss changes
+    assert len(set(alone)) > 1
     for curve in curves[1:]:
         assert curve == pytest.approx(alone, rel=1e-4)
     assert (
@@ -84,7 +80,6 @@ def plant(wrap):
 
 ddp.Ddp.wrap = plant(ddp.Ddp.wrap)
 """
-"""Rank 1 takes part in every exchange, and keeps its own gradients in step 3."""
 
 SITE = """
 import sys

@@ -1,5 +1,3 @@
-"""The sweep with real ranks: data of every operation, and failures."""
-
 from __future__ import annotations
 
 import json
@@ -24,7 +22,7 @@ MICROBENCH = ("-m", "commprof.microbench")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 SIZES = ("-b", "1K", "-e", "64K", "-f", "64")
 FEW = ("-n", "2", "-w", "1")
-PATIENCE_S = 180  # for a shared machine
+PATIENCE_S = 180
 
 
 def result_of(path: Path) -> dict[str, Any]:
@@ -34,7 +32,6 @@ def result_of(path: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Runs every operation and a hook, at 2 and 3 ranks of one run."""
     path = tmp_path_factory.mktemp("swept") / "deep" / "result.json"
     done = call(
         *MICROBENCH, *OPERATIONS, "--hook", "int8", "--nproc", "2,3", *SIZES, *FEW,
@@ -141,7 +138,6 @@ def test_bad_input_is_one_line_and_exit_code_2(
 
 
 def rank_process(temporary: Path, rank: int) -> int | None:
-    """Returns the process whose stderr is that rank's log, if there is one."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             log = os.readlink(entry / "fd/2")
@@ -177,7 +173,7 @@ def test_a_dead_rank_ends_the_sweep_with_one_error_line_and_keeps_finished_rows(
     assert done.stderr.count("\n") == 1
     assert "rank 1 failed: its process was ended by SIGKILL" in done.stderr
     result = result_of(path)
-    assert 1 <= len(result["rows"]) <= 4  # rows are written one by one in the first round
+    assert 1 <= len(result["rows"]) <= 4  # The first round writes rows one by one.
     assert all(100 <= row["iterations"] < 1000 for row in result["rows"])
     (problem,) = result["problems"]
     assert problem.startswith("rank 1 failed")

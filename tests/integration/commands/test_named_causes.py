@@ -1,8 +1,3 @@
-"""Real jobs with a mistake of the catalogue are told their cause, and their twins are not.
-
-The jobs are those of benchmarks/causes; what a fix wins is measured there, not here.
-"""
-
 from __future__ import annotations
 
 import json
@@ -19,7 +14,6 @@ JOBS = ROOT / "benchmarks/causes/jobs"
 
 
 def report(job: str, fixed: bool, directory: Path) -> tuple[dict[str, Any], str]:
-    """Runs a job as a user types it; returns its JSON result and its first screen."""
     environment = {
         **os.environ,
         "PYTHONPATH": f"{JOBS}{os.pathsep}{ROOT}",

@@ -1,5 +1,3 @@
-"""The fixes of docs/causes.md run unchanged in a script that defines their YOUR_ names."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""Help texts of the commands, and errors for wrong arguments."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -31,7 +29,6 @@ def test_help_lists_exactly_the_existing_settings_with_their_defaults() -> None:
             value = value[0] if isinstance(value, tuple) else value
             shown = f"{value:g}" if isinstance(value, float) else str(value)
             assert re.search(rf"\b{field.name}={re.escape(shown)}(?=[, ])", text), field.name
-    # Each option that the help shows exists.
     start_of, end_of = text.index("Workloads, as"), text.index("options:")
     shown_names = re.findall(r"(\w+)=(?!value)", text[start_of:end_of])
     known = {
@@ -45,14 +42,13 @@ def test_help_lists_exactly_the_existing_settings_with_their_defaults() -> None:
         for field in dataclasses.fields(parse_strategy(name).options_type)
     }
     compressors = {option.name for scheme in SCHEMES.values() for option in scheme.options}
-    # The last words of option names such as bucket-cap=, first-bucket= and reshard-after-forward=.
+    # The expression above finds only the last word of names such as bucket-cap= or first-bucket=.
     words = [name.partition("=")[0] for name in technique_names() if "=" in name]
     trial = set(SETTINGS) - {"headroom"} | {word.rpartition("-")[2] for word in words}
     assert set(shown_names) == known | strategies | compressors | trial | {"measure_every"}
 
 
 def check_refused(code: int, out: str, err: str, *words: str) -> None:
-    """Asserts a one-line error that names the problem, without a traceback."""
     assert code == 2, err
     assert out == ""
     assert err.count("\n") == 1, err
@@ -110,7 +106,6 @@ BAD_VALUES = [
 def test_a_bad_value_is_refused_in_one_line(
     arguments: str, words: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    # Runs in this process, which has already imported torch.
     try:
         code = main(["run", *arguments.split(), "--output", str(tmp_path / "run")])
     except SystemExit as exit_:

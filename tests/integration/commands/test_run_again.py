@@ -1,5 +1,3 @@
-"""One command with many options, and the run directory from which it can be repeated."""
-
 from __future__ import annotations
 
 import json
@@ -21,7 +19,6 @@ overhead-steps: 0
 pin: cores
 steps: 1000
 """
-#: Options added to the documented command: a model that trains within a second.
 SMALL = [
     *("--workload", "transformer:sequence=16,d_model=32,heads=2,layers=1,feedforward=32,vocab=64"),
     *("--nproc", "2", "--batch-size", "4", "--steps", "6"),
@@ -31,8 +28,6 @@ SECRET = "do-not-write-me-down"
 
 
 class Run:
-    """A run's directory and output."""
-
     def __init__(self, directory: Path, out: str) -> None:
         self.directory = directory
         self.out = out
@@ -40,7 +35,6 @@ class Run:
 
 
 def documented() -> list[str]:
-    """Returns the options of the command that docs/launching.md shows for a scaling study."""
     lines = (ROOT / "docs/launching.md").read_text().splitlines()
     line = next(line for line in lines if line.startswith("python -m") and "--price-per" in line)
     return shlex.split(line)[3:]
@@ -65,7 +59,7 @@ def test_one_command_compares_world_sizes_and_their_cost(run: Run) -> None:
     worlds = json.loads((run.directory / "result.json").read_text())
     metrics = [world["aggregated_metrics"] for world in worlds["runs"]]
     assert [world["num_processes"] for world in worlds["runs"]] == [1, 2]
-    assert metrics[0]["efficiency"] == 1.0  # one rank is the reference of efficiency
+    assert metrics[0]["efficiency"] == 1.0
     assert metrics[1]["efficiency"] == pytest.approx(metrics[1]["speedup"] / 2)
     rows = worlds["cost"]["rows"]
     for row, metric in zip(rows, metrics, strict=True):
@@ -76,7 +70,7 @@ def test_one_command_compares_world_sizes_and_their_cost(run: Run) -> None:
         "effi-",
         "Cost at 3.06 per hour and node",
         "Cheapest per sample:",
-        worlds["verdict"]["headline"],  # the largest part depends on the machine
+        worlds["verdict"]["headline"],
     ):
         assert " ".join(words.split()) in shown
 

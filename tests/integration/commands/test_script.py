@@ -1,5 +1,3 @@
-"""Unchanged scripts: same output, same bits, same exit code; and everything is recorded."""
-
 from __future__ import annotations
 
 import json
@@ -80,7 +78,6 @@ def run(*command: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str
 
 
 def plain(*script: str, cwd: Path) -> list[str]:
-    """Returns the lines that the ranks print under torchrun without commprof."""
     done = run("-m", "torch.distributed.run", "--nproc-per-node=2", *script, cwd=cwd)
     return ranks_lines(done.stdout)
 
@@ -91,7 +88,6 @@ def ranks_lines(output: str) -> list[str]:
 
 
 def recorded(directory: Path) -> None:
-    """Asserts that both ranks' traces are closed and hold every step."""
     for rank in (0, 1):
         trace = read_trace(directory / f"rank_{rank}.trace")
         assert trace.complete
@@ -232,7 +228,7 @@ def test_wrap_records_the_exit_code_and_prints_the_report_command_once(
         "sys.exit(5)\n"
     )
     done = run(
-        # With this long interval, the launcher sees both ranks' ends at once, and kills neither.
+        # With this long interval, the launcher sees both ranks end at once and kills no rank.
         *("-m", "torch.distributed.run", "--nproc-per-node=2", "--monitor-interval=3"),
         *("-m", "commprof.wrap", "gives_up.py"),
         cwd=tmp_path,

@@ -1,10 +1,3 @@
-"""Scripts of all kinds have the same bits, output and exit code with and without commprof.
-
-The traces must have the scripts' steps, phases and collectives.
-
-Each script runs twice at once, plain and with the environment that ``commprof env`` prints.
-"""
-
 from __future__ import annotations
 
 import subprocess
@@ -22,21 +15,18 @@ from tests.support.machines.fork_server import Forked
 from tests.support.machines.programs.programs import needs
 
 SCRIPTS = Path(__file__).parents[2] / "support" / "scripts"
-#: Printed by C++ when a process ends that still has threads of its own.
+#: C++ prints this line if a process ends while it still has threads of its own.
 _TORCH_ABORTS = "terminate called without an active exception"
 pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True)
 class Twice:
-    """The two runs of a script."""
-
     plain: subprocess.CompletedProcess[str]
     recorded: subprocess.CompletedProcess[str]
     directory: Path
 
     def report(self) -> WorldResult:
-        """Returns the figures of the recorded run."""
         (world,) = analyse_run(self.directory).worlds
         return world
 
@@ -48,10 +38,6 @@ def ranks_lines(output: str) -> list[str]:
 def run_twice(
     directory: Path, script: str, *arguments: str, launcher: tuple[str, ...] = TORCHRUN
 ) -> Twice:
-    """Runs a script plain and recorded; ``{run}`` in an argument becomes the run's own path.
-
-    Now and then torch aborts the plain run as it ends: it is then run again, alone.
-    """
     traces = directory / "traces"
 
     def begin(run: str, env: dict[str, str]) -> Forked:
@@ -78,19 +64,14 @@ def assert_unchanged(twice: Twice, exit_code: int = 0) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """A script, and the contents that its trace must have."""
-
     script: str
-    #: Libraries needed in addition to torch.
     needs: tuple[str, ...] = field(default=(), kw_only=True)
     arguments: tuple[str, ...] = ()
     launcher: tuple[str, ...] = TORCHRUN
     steps: int = 8
-    #: Collectives of one step after the first, by their c10d names.
     operations: tuple[str, ...] = ("all_reduce",)
     samples_source: str = ""
     steps_end: str = "update"
-    #: Phases in each step.
     phases: tuple[str, ...] = ("forward", "backward")
 
 
@@ -119,7 +100,7 @@ KINDS = {
     "scaler": Kind("loops", ("scaler",)),
     "manual": Kind("loops", ("manual",), steps_end="backward"),
     "marked": Kind("loops", ("marked",), steps_end="declared"),
-    # Seven updates end seven steps; the one with two iterations is left out of all figures.
+    # The loop has seven updates. The step with two iterations is left out of all figures.
     "skip": Kind("loops", ("skip",), steps=6),
 }
 

@@ -1,10 +1,3 @@
-"""Runs every command that pages and help show, except those that are listed with a reason.
-
-Commands run unchanged except for options that make them smaller: see `smaller`. Each block has its
-own directory, which holds the files that the block does not make itself: see `scene`. Blocks of
-commands that only read are in test_told_commands.py.
-"""
-
 from __future__ import annotations
 
 import os
@@ -58,7 +51,7 @@ NOT_RUN = {
         "goes on: tests/unit/monitor/test_inspector_live.py"
     ),
 }
-#: Starts of lines that are not run, with the reason.
+#: A line that begins with one of these keys is not run.
 NOT_RUN_KINDS = {
     "torchrun --nnodes": TWO_HOSTS,
     "python -m commprof.run --nnodes 2": TWO_HOSTS,
@@ -66,9 +59,8 @@ NOT_RUN_KINDS = {
     "python -m commprof.run --nproc 8 --workload transformer:sequence=128 --batch-size 16 "
     "--steps 50": "minutes, or two hosts: tests/integration/commands/test_run_again.py",
 }
-#: Libraries needed by lines with these words; such a line runs separately, or is skipped visibly.
 NEEDS = {"--workload lora": "peft", "lora:size=7b": "peft", "data=digits": "sklearn"}
-#: Blocks that show output or a picture, by page and first line.
+#: The keys are a page and the beginning of a block's first line.
 OUTPUT = {
     ("README.md", "Recording: dlrm_8xV100.tar.gz [nccl]"): "tests/unit/entry_points/test_readme.py",
     ("docs/architecture.md", "training process"): "a picture",
@@ -96,7 +88,6 @@ OUTPUT = {
 }
 _OURS = re.compile(r"(?:python -m )?commprof(?:\.(?P<entry>run|microbench))? (?P<rest>[^>|;$]*)$")
 TORCHRUN = "-m torch.distributed.run --standalone"
-#: Commands that start Python and need no shell syntax. `env` becomes the next command.
 _LAUNCHES = re.compile(
     r'(?P<set>(\w+=([\w-]+|"[^"]*") )*)(?P<program>torchrun|python|commprof) '
     r"(?P<rest>(?!.* -- )[^>|;$&]*)"
@@ -106,15 +97,12 @@ _STARTS_RANKS = re.compile(
 )
 _PROGRAMS = {"python": "", "commprof": "-m commprof", "torchrun": TORCHRUN}
 TINY = SMALL_OF["transformer"]
-#: Limit per line: on a shared machine, 18 s of CPU have taken two minutes.
+#: On a shared machine, a line with 18 s of CPU time has taken two minutes.
 LIMIT_S = 300
 
 
 def runs_elsewhere(block: Block) -> bool:
-    """True for excerpts of `examples/`, and for fixes with names that the user replaces.
-
-    test_examples.py compares and runs the former, test_pasted_fixes.py runs the latter.
-    """
+    """test_examples.py and test_pasted_fixes.py run the blocks of these two pages."""
     return block.page in ("docs/your_job.md", "docs/causes.md")
 
 
@@ -127,12 +115,10 @@ def name_of(block: Block) -> str:
 
 
 def library_of(text: str) -> str:
-    """Returns the optional library that a text needs; empty if none."""
     return next((library for words, library in NEEDS.items() if words in text), "")
 
 
 def reason(line: str) -> str | None:
-    """Returns the reason why a line is not run, if any."""
     for start, why in NOT_RUN_KINDS.items():
         if line.startswith(start):
             return why
@@ -142,7 +128,6 @@ def reason(line: str) -> str | None:
 
 
 def smaller(line: str, here: Path) -> str:
-    """Returns the same command on two ranks, with a small model and small messages."""
     line = re.sub(r"--(nproc|nproc-per-node) [48]\b", r"--\1 2", line)
     line = re.sub(r"--nproc [\d,]+(?= -b)", "--nproc 2", line)
     line = line.replace("--world-sizes 1,2,4", "--world-sizes 1,2").replace("/shared/", f"{here}/")
@@ -161,7 +146,6 @@ def smaller(line: str, here: Path) -> str:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Creates the scripts, recorded runs and results that the pages assume to exist."""
     here = tmp_path_factory.mktemp("scene")
     write_scene(here)
     run = ("-m", "commprof.run", "--workload", TINY, "--steps", "24", "--overhead-steps", "0")
@@ -184,13 +168,12 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def here(
     request: pytest.FixtureRequest, scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """Returns a copy of the scene without the files that the parameter's lines make."""
     directory = tmp_path / "here"
     shutil.copytree(scene, directory)
     for made in re.findall(r"--(?:output|json) (\S+)", request.param):
         path = directory / made
         if made.startswith("/"):
-            continue  # a job on a cluster writes it
+            continue
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     monkeypatch.chdir(directory)
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -199,15 +182,15 @@ def here(
         "PATH": f"{directory}/bin{os.pathsep}{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
         "XDG_CONFIG_HOME": str(directory),
-        "COMMPROF_MODE": "full",  # `commprof run --mode` changes it in this process
+        "COMMPROF_MODE": "full",
     }.items():
         monkeypatch.setenv(name, value)
     return directory
 
 
 def run_line(line: str, here: Path) -> int:
-    """Runs a single commprof command in this process, any other line in a shell."""
-    ours = None if " env " in line else _OURS.match(line)  # `env` becomes the command that follows
+    # ``commprof env`` would replace this process by the command that follows.
+    ours = None if " env " in line else _OURS.match(line)
     launched = _LAUNCHES.fullmatch(line)
     if launched and _STARTS_RANKS.search(line):
         words = shlex.split(f"{_PROGRAMS[launched['program']]} {launched['rest']}")
@@ -226,7 +209,6 @@ def run_line(line: str, here: Path) -> int:
 
 
 def cases() -> Iterator[object]:
-    """Yields each block that has a new command: its new lines, and those that only read."""
     seen: set[str] = set()
     for block in TYPED:
         lines = [line for line in block.lines() if not reason(line)]
@@ -238,7 +220,6 @@ def cases() -> Iterator[object]:
 
 
 def same(line: str) -> str:
-    """Returns the line in a form that is equal for all spellings of the same command."""
     return line.replace("python -m commprof.", "commprof ").replace("python -m ", "")
 
 
@@ -250,7 +231,7 @@ def test_commands_shown_in_pages_and_help_succeed(
 ) -> None:
     for line in lines:
         if "compare A.json B.json" in line:
-            # The block's earlier lines measured A again, in few rounds and at other sizes than B.
+            # Earlier lines of the block wrote a new A.json, which has other sizes than B.json.
             shutil.copy(scene / "A.json", here / "A.json")
         check_line(line, here, capfd)
 
@@ -278,7 +259,6 @@ APART = [(block, line) for block in TYPED for line in block.lines() if library_o
 def test_a_line_that_needs_a_library(
     line: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Runs the line separately: a skip is counted, and never hidden in a block that passed."""
     check_line(line, here, capfd)
 
 

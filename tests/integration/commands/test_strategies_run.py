@@ -1,5 +1,3 @@
-"""Real ranks under each strategy: exchanged bytes, and equal training."""
-
 from __future__ import annotations
 
 import json
@@ -65,7 +63,6 @@ def ddp(base: Path) -> WorldResult:
 
 
 def bytes_of(world: WorldResult) -> dict[str, int]:
-    """Returns bytes by operation, of all ranks and measured steps."""
     found: dict[str, int] = {}
     for row in world.communication.collectives:
         found[row.kind.op] = found.get(row.kind.op, 0) + row.total_bytes
@@ -73,7 +70,6 @@ def bytes_of(world: WorldResult) -> dict[str, int]:
 
 
 def check_theory(world: WorldResult, *operations: str) -> None:
-    """Asserts that the strategy's bytes on all ranks are exactly those of the theory."""
     checks = {check.name: check for check in world.cross_checks if check.name.startswith("theory")}
     assert checks.keys() == {f"theory_{op}" for op in operations}
     for check in checks.values():
@@ -112,9 +108,9 @@ def test_blocks_wrapped_together_are_gathered_together(base: Path) -> None:
     directory, three = base / "three", SMALL.replace("layers=2", "layers=3")
     world = trained(directory, workload=three, strategy="fsdp:wrap_blocks=2")
     calls = Counter[str]()
-    for row in world.communication.collectives:  # one row per operation and size
+    for row in world.communication.collectives:
         calls[row.kind.op] += round(row.calls_per_step)
-    # Root and two units: gathered in forward, units again in backward, and reduce-scattered.
+    # The root and two units are gathered in forward, and the two units again in backward.
     assert calls == {"all_gather_into_tensor": 5, "reduce_scatter_tensor": 3}
     assert world.training.step_losses == pytest.approx(
         trained(directory, workload=three, strategy="fsdp").training.step_losses, rel=1e-5
@@ -153,7 +149,6 @@ def test_sharded_steps_are_predicted(
     assert document["is_sharded"] is True
     assert abs(document["checks"][0]["error"]) < 0.25
     predictions = [answer["prediction"] for answer in document["answers"]]
-    # Root and two blocks: gathered in forward, blocks again in backward, and reduce-scattered.
     assert not calls or {found["buckets"] for found in predictions} == calls
     own = predictions[0]
     measured_s = document["checks"][0]["measured_s"]
@@ -167,8 +162,8 @@ def test_sharded_steps_are_predicted(
 
 
 def test_fsdp_makes_no_superfluous_gathers_between_accumulated_passes(base: Path) -> None:
-    # The model's root has no parameters of its own: to gather these could hide that one layer's are
-    # not gathered.
+    # The root of this model has no parameters. A gather for the root could hide that the gather for
+    # a layer is missing.
     timed = "timed:layers=3,forward_ms=1,backward_ms=1,data_ms=0,gradient_mb=0.1"
     world = trained(base, workload=timed, strategy="fsdp", accumulate=2)
 
@@ -204,11 +199,11 @@ def test_every_workload_trains_with_all_options_together(
 
     assert len(world.training.step_losses) == 2
     assert all(0 < loss < 20 for loss in world.training.step_losses)
-    # Batch norm's statistics come from each rank's own batches: FSDP leaves buffers alone.
+    # Buffers do not count: FSDP leaves each rank its own statistics of batch norm.
     assert world.training.weights_differ == ()
     if strategy == "fsdp":
         check_theory(world, "all_gather_into_tensor", "reduce_scatter_tensor")
-    elif workload != "resnet50":  # the other models have no buffers that DDP sends
+    elif workload != "resnet50":
         check_theory(world, "all_reduce")
 
 
@@ -219,14 +214,13 @@ def test_ddp_sends_buffers_once_per_update(base: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_batch_norm_under_16_bit_fsdp_gives_the_loss_of_ddp(base: Path, precision: str) -> None:
-    # Two images per rank and one step: a backward pass in 16 bits takes seconds of CPU per image.
     options = {"precision": precision, "batch_size": 4, "steps": 1}
     whole, cut = (
         trained(base, workload=SMALL_OF["resnet50"], strategy=strategy, **options)
         for strategy in ("ddp", "fsdp")
     )
 
-    # The result is that of DDP's autocast, with batch norm in fp32.
+    # DDP's autocast computes batch norm in fp32, and FSDP must do so, too.
     assert cut.training.step_losses[0] == pytest.approx(whole.training.step_losses[0], rel=1e-4)
     check_theory(cut, "all_gather_into_tensor", "reduce_scatter_tensor")
 
@@ -234,9 +228,7 @@ def test_batch_norm_under_16_bit_fsdp_gives_the_loss_of_ddp(base: Path, precisio
 def test_four_passes_per_update_take_a_quarter_of_the_synchronisations(
     ddp: WorldResult, base: Path
 ) -> None:
-    # The same samples per update, in passes of a quarter of them.
     parts = trained(base, accumulate=4, batch_size=4)
-    # The same number of passes and samples, with a quarter of the updates.
     once, fourth = (
         trained(base, steps=12, batch_size=4),
         trained(base, accumulate=4, steps=3, batch_size=4),
@@ -253,7 +245,7 @@ def test_four_passes_per_update_take_a_quarter_of_the_synchronisations(
 def test_only_lora_adapters_are_synchronised(base: Path) -> None:
     world = trained(base, workload="lora:sequence=8,samples=32", batch_size=8)
 
-    # 4 layers: 16 x (256 + 256) for each of q and o, 16 x (256 + 128) for each of k and v.
+    # Each of the 4 layers has adapters of rank 16, for q and o (256 + 256) and k and v (256 + 128).
     adapters = 4 * 16 * (2 * 512 + 2 * 384)
     steps = world.timing.measured_steps * 2
     reduced = [row for row in world.communication.collectives if row.kind.op == "all_reduce"]
@@ -276,7 +268,6 @@ def test_strategies_are_shown_side_by_side(tmp_path: Path) -> None:
         tuple(row) for row in re.findall(r"^ +(\d) +(\w+) +[\d.]+ +([\d.]+)x ", done.stdout, re.M)
     ]
     one, two = [("1", "ddp"), ("1", "fsdp")], [("2", "ddp"), ("2", "fsdp")]
-    # The first table begins with the largest world size, the second one with the smallest.
     assert [row[:2] for row in rows] == [*two, *one, *one, *two]
     assert {row[2] for row in rows if row[1] == "ddp"} == {"1.00"}
     assert re.search(r"^ +2 +fsdp +all_gather_into_tensor ", done.stdout, re.M)
@@ -313,7 +304,6 @@ def test_eight_and_sixteen_ranks_converge_alike_with_accumulation(tmp_path: Path
         losses = metrics["step_losses"]
         assert sum(losses[-4:]) < 0.8 * sum(losses[:4])
         assert metrics["weights_differ"] == []
-        # Half of the passes synchronise: all gradients are sent once per step.
         reduced = [row for row in metrics["collectives"] if row["op"] == "all_reduce"]
         sizes = sum(row["total_bytes"] for row in reduced)
         weights = 17 * 32 + 33 * 32 + 33 * 10
@@ -322,7 +312,6 @@ def test_eight_and_sixteen_ranks_converge_alike_with_accumulation(tmp_path: Path
 
 
 def _check_costs(metrics: dict[str, Any], ranks: int) -> None:
-    """Asserts that measured parts and recording overhead of a step are in the possible range."""
     assert metrics["overhead"]["steps_on"] == 4
     ratio = metrics["overhead"]["on_over_off"]
     assert 0 < ratio["low"] <= ratio["value"] <= ratio["high"] < math.inf

@@ -1,8 +1,3 @@
-"""Runs the commands in outputs, pages and help that only read.
-
-Training commands are in test_shown_blocks.py; here they are planned (`--dry-run`) or parsed.
-"""
-
 from __future__ import annotations
 
 import ast
@@ -24,18 +19,16 @@ from commprof.forecast.costs.machine_profile import default_path
 from tests.support.builders.shown_scene import write_profile, write_scene
 from tests.support.machines.shown import only_reads, read_in_scene, shown_lines
 
-#: Workload that sleeps; buckets of several sizes, so that their costs can be distinguished.
 WORKLOAD = (
     "timed:layers=4,data_ms=0,forward_ms=1,backward_ms=2,gradient_mb=0.1/0.4/0.2/0.8,"
     "bucket_cap_mb=0.01"
 )
-#: Environment in which no virtual environment is active.
+#: The PATH is that of a shell without an active virtual environment.
 BARE = {**os.environ, "PATH": "/usr/bin:/bin", "COLUMNS": "1000"}
 PROGRAM = Path(sys.executable).parent / "commprof"
 
 
 def typed(command: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a line in a shell."""
     return subprocess.run(
         ["bash", "-c", command], cwd=directory, env=BARE, capture_output=True, text=True, timeout=90
     )
@@ -50,7 +43,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def said(directory: Path) -> str:
-    """Returns the output of a run."""
     words = f"--world-sizes 2 --steps 24 --workload {WORKLOAD} --overhead-steps 0"
     done = typed(f"{PROGRAM} run {words} --output 'my run'", directory)
     assert done.returncode == 0, done.stderr
@@ -64,7 +56,6 @@ def said(directory: Path) -> str:
 def here(
     said: str, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
-    """Makes the scene with the run in it the working directory."""
     monkeypatch.chdir(directory)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "1000")
@@ -108,13 +99,8 @@ def test_reading_commands_shown_in_pages_and_help_succeed(
 
 @dataclass(frozen=True)
 class Told:
-    """A command that the output of another command suggests."""
-
-    #: Call that makes the command, in the form of `site_of`.
     site: str
-    #: Command that is run first.
     given: str
-    #: Regular expression of the output; its group is the suggested command.
     said: str
     code: int = 0
 
@@ -160,7 +146,6 @@ TOLD = (
 )
 LAST_LINES = "test_the_last_lines_of_a_run_can_be_typed"
 PLANNED = "test_runs_that_the_last_lines_tell_are_planned"
-#: Tests of the remaining commands.
 ELSEWHERE = {
     "microbench, op, '--json', 'FILE'": "tests/unit/forecast/predict/test_cost_fit.py",
     "*words, '--format', 'html'": LAST_LINES,
@@ -241,14 +226,13 @@ def test_wrong_arguments_give_one_line_of_error(
 
 
 def site_of(call: ast.Call) -> str:
-    """Returns a call's arguments as text; arguments quoted for a shell are `.quoted`."""
+    """Returns a call's arguments as text, with `.quoted` after names quoted for a shell."""
     words = ", ".join(map(ast.unparse, call.args))
     words = re.sub(r"(?:invocation\.quoted|shlex\.quote)\(([\w.]+)\)", r"\1.quoted", words)
     return re.sub(r"^'([\w-]+)'", r"\1", words)
 
 
 def test_every_suggested_command_has_a_test() -> None:
-    """Checks that this file or ELSEWHERE has every call that makes a command."""
     made = {
         site_of(node)
         for file in Path(invocation.__file__).parent.rglob("*.py")

@@ -1,5 +1,3 @@
-"""A built-in workload or a check as ranks of torchrun, srun and mpirun: one rank reports."""
-
 from __future__ import annotations
 
 import json
@@ -22,7 +20,6 @@ SMALL = ("--workload", "timed:layers=2", "--steps", "4", "--overhead-steps", "0"
 
 
 def check_run(directory: Path, out: str, launcher: str) -> dict[str, Any]:
-    """Asserts that two ranks trained in one run and one of them reported; returns its run.json."""
     result = json.loads((directory / "result.json").read_text())
     (run,) = result["runs"]
     assert run["num_processes"] == 2
@@ -50,7 +47,6 @@ def test_ranks_of_torchrun_are_reported_as_one_run(
     context = check_run(out, done.stdout, "torchrun")
     assert context["world_sizes"] == [2]
     assert (tmp_path / "run.json").read_text() == (out / "result.json").read_text()
-    # The configuration in the run directory repeats the run on this machine, without a launcher.
     again = ["run", "--config", str(out / "config.yaml"), "--dry-run", "--output", f"{out}2"]
     assert main(again) == 0
     assert "World size 2, strategy ddp: ranks 0 to 1 on this machine" in capsys.readouterr().out
@@ -85,7 +81,6 @@ MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.exe
 
 
 def mpirun(*words: str) -> subprocess.CompletedProcess[str]:
-    """Runs two ranks under Open MPI's mpirun."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [*MPIRUN, *words], capture_output=True, text=True, timeout=300, env=environment

@@ -1,5 +1,3 @@
-"""Device events on a device without hardware: recorded times against the device's own."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -24,9 +22,7 @@ pytestmark = [
     pytest.mark.skipif(_native.native is None, reason="needs the native module"),
 ]
 
-#: Collectives that are not captured into a graph.
 COUNT = 1 + 4 * STEPS + 2
-#: Error of an elapsed time, a difference of two floats, and the clock's drift over some ms.
 EXACT_NS = 2_000
 
 
@@ -40,7 +36,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, dict[str,
 
 
 def stalls_ns(truth: dict[str, Any]) -> Any:
-    """Returns stalls as ``[step, which]``: in Work.wait, then in the finalisation."""
+    """Returns stalls as ``[step, place]``: place 0 is Work.wait, place 1 the finalisation."""
     length = np.array([end - begin for begin, end in truth["stalls"]])
     return length[length > 3 * MS][: 2 * STEPS].reshape(STEPS, 2)
 
@@ -50,14 +46,14 @@ def of_kind(trace: Trace, kind: Kind) -> Any:
 
 
 def clock_error_ns(trace: Trace) -> float:
-    """Returns the anchors' error bound plus 500 ppm of the second until the next anchor."""
+    """Returns the anchors' error bound plus the drift until the next anchor: 500 ppm of 1 s."""
     return float(of_kind(trace, Kind.DEVICE_CLOCK)["bytes_in"].max()) + 500_000
 
 
 def test_collective_times_match_those_of_the_device(recorded: tuple[Trace, dict[str, Any]]) -> None:
     trace, truth = recorded
     table = columns.collectives(on_device_timeline(trace))
-    # All collectives except the last, which was captured into a graph and has no marks.
+    # The last collective was captured into a graph, so it has no marks.
     timed = table.op_id <= COUNT
     assert (len(table), timed.sum()) == (COUNT + 1, COUNT)
     ready, _, end = np.array(truth["collectives"][:COUNT]).T
@@ -66,8 +62,7 @@ def test_collective_times_match_those_of_the_device(recorded: tuple[Trace, dict[
     assert table.issue_ns[timed] == pytest.approx(ready, abs=error)
     assert table.end_is_exact[timed].all()
     assert table.end_ns[~timed].tolist() == [0]
-    # Ends relative to each other are known far better than relative to the host. A busy host may be
-    # late with the mark of one end, which then affects two differences.
+    # A busy host may place one mark late, which changes the two differences next to the mark.
     apart = np.sort(np.abs(np.diff(table.end_ns[timed]) - np.diff(end)))
     assert apart[:-2].max() < 60_000
     assert apart[-1] < 1 * MS
@@ -77,7 +72,7 @@ def test_collective_times_match_those_of_the_device(recorded: tuple[Trace, dict[
 def test_a_late_completion_hook_is_not_taken_as_the_end_of_a_collective(
     recorded: tuple[Trace, dict[str, Any]],
 ) -> None:
-    """The hook runs at the next issue, or once a second: long after the end of most collectives."""
+    """torch runs completion hooks at the next issue of a collective, or once a second."""
     trace, truth = recorded
     table = columns.collectives(on_device_timeline(trace))
     end = np.array(truth["collectives"][:COUNT])[:, 2]
@@ -104,8 +99,8 @@ def test_recorded_waits_match_the_stalls_of_the_stream(
     waits = of_kind(trace, Kind.DEVICE_WAIT)
     assert set(waits["bytes_out"].tolist()) == {0}
     length = (waits["value"] - waits["timestamp_ns"]).astype(np.int64)
-    # In each step: a hidden and an exposed Work.wait, then the collective in the stream, whose own
-    # wait() adds no record.
+    # Each step has three waits: a hidden Work.wait, an exposed Work.wait, and the collective in the
+    # stream. wait() of the collective in the stream adds no record.
     per_step = length[1:-2].reshape(STEPS, 3)
     assert per_step[:, 0].max() < EXACT_NS
     assert per_step[:, 2] == pytest.approx(2 * MS, abs=EXACT_NS)
@@ -118,7 +113,6 @@ def test_waits_by_synchronize_and_block_current_stream_are_recorded(
 ) -> None:
     trace, truth = recorded
     waits = of_kind(trace, Kind.DEVICE_WAIT)[-2:]
-    # The last stall is that of the graph, which has no marks.
     begin, end = np.array(truth["stalls"][-3:-1]).T
     length = (waits["value"] - waits["timestamp_ns"]).astype(np.int64)
     assert length == pytest.approx(end - begin, abs=EXACT_NS)
@@ -142,11 +136,10 @@ def test_step_parts_on_the_device_timeline_match_the_known_work(
     trace, truth = recorded
     moved = on_device_timeline(trace)
     parts = breakdown(moved, columns.collectives(moved), None, 1)
-    # All steps but the first, which began before capture knew the device: the stalls, and 2 ms of
-    # the collective in the stream.
+    # The first step is left out, because it began before capture knew the device. The 2 ms are the
+    # collective in the stream.
     expected = stalls_ns(truth).sum(axis=1) + 2 * MS
     assert parts.exposed_ns[1:] == pytest.approx(expected, abs=100_000)
-    # 4 + 5 ms forward; 2 + 1.5 backward. The host may be late with what it issues in some step.
     assert np.median(parts.work.forward_ns[1:]) == pytest.approx(9 * MS, abs=1 * MS)
     assert np.median(parts.work.backward_ns[1:]) == pytest.approx(3.5 * MS, abs=1 * MS)
     total = sum(
@@ -154,7 +147,6 @@ def test_step_parts_on_the_device_timeline_match_the_known_work(
         for name in ("data", "forward", "backward", "exposed", "optimizer", "other")
     )
     assert total == pytest.approx(parts.wall_ns)
-    # In flight and not waited for: 3 ms of the first collective, 2 ms of the second.
     assert np.median(parts.hidden_ns[1:]) == pytest.approx(5 * MS, abs=1 * MS)
 
 
@@ -164,9 +156,7 @@ def test_recording_adds_no_synchronisation_or_streams_to_the_device(
     _, truth = recorded
     assert truth["counts"].get("synchronized", 0) == 0
     assert truth["counts"].get("pool_streams", 0) == 0
-    # During capture of a graph only the backend recorded events, two of its own.
     assert truth["counts"]["captured"] == 2
-    # torch itself records tensors in the finalisation's future.wait().
     assert truth["after"].get("recorded_tensors", 0) == STEPS
     assert truth["dropped"] == 0
     assert truth["counts"]["timed_events"] < 200

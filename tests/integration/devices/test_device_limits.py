@@ -1,5 +1,3 @@
-"""Recording does not harm a device that has limits, and is not misled by them."""
-
 from __future__ import annotations
 
 import json
@@ -22,7 +20,6 @@ from tests.support.machines.ranks import run_module
 from tests.support.ranks.devices.device_late_rank import LATE_MS, PER_STEP, STEPS
 from tests.support.ranks.devices.device_limits_script import GROUPS, HELD_UP_MS
 
-#: Script that registers kernels as a vendor's library does, and begins capture.
 SEEN_KEYS = """
 import sys, torch, torch.distributed, commprof
 libraries = []
@@ -38,12 +35,10 @@ pytestmark = [
     pytest.mark.skipif(_native.native is None, reason="needs the native module"),
 ]
 
-#: Error of the clock's anchors, and drift in the second until the next one.
 ERROR_NS = 2_000_000
-#: Share of times that may have a larger error: another process held this one up between the issue
-#: of an operation and its event, so that the event came later on the device, too.
+#: Another process may hold a rank up between an operation and its event. The recorded time then has
+#: a larger error.
 SHARE_DISTURBED = 0.05
-#: Number of streams in c10's pool.
 POOL_STREAMS = 32
 
 
@@ -57,14 +52,13 @@ def test_a_delayed_group_does_not_delay_other_groups(tmp_path: Path, backend: st
     table = columns.collectives(trace)
     ready, _, end = np.array(truth["collectives"]).T
     assert len(table) == len(end) == 2 * GROUPS
-    # The issuing stream goes on: no wait of commprof blocks its hardware queue.
     assert ready[-1] - ready[GROUPS] < 0.2 * HELD_UP_MS * 1e6
-    # The communication library itself gives one of its 32 streams to two groups.
+    # Groups 0 and 32 share a stream of the pool, so the delay of group 0 holds up group 32, too.
     held_up = np.isin(np.arange(2 * GROUPS), (GROUPS, GROUPS + POOL_STREAMS))
     took_ms = (end - ready) / 1e6
     assert took_ms[held_up].min() > 0.9 * HELD_UP_MS
     assert took_ms[~held_up].max() < 0.2 * HELD_UP_MS
-    assert truth["counts"]["new_streams"] - GROUPS == 1  # commprof's stream is for the clock
+    assert truth["counts"]["new_streams"] - GROUPS == 1
     if backend == "silent":
         assert (table.end_ns == 0).all()
     else:
@@ -113,7 +107,6 @@ def test_device_events_are_off_with_a_note_where_captures_cannot_be_detected(
 
 
 def test_collectives_of_xpu_and_hpu_are_seen(tmp_path: Path) -> None:
-    """Kernels registered for XPU and HPU, as torch_xpu and habana do, are seen."""
     done = call("-c", SEEN_KEYS, str(tmp_path))
     assert done.returncode == 0, done.stderr
     for key in ("XPU", "HPU"):
@@ -132,12 +125,11 @@ def test_always_on_mode_names_the_rank_whose_device_is_late(tmp_path: Path) -> N
         assert summary.dropped == 0
         until_last = merged_histogram(one.until_last for one in summary.operations)
         transfer = merged_histogram(one.transfer for one in summary.operations)
-        # The first collective came before the clocks were compared.
         assert until_last.count == transfer.count == len(ready)
         assert until_last.sum_ns == pytest.approx((start - ready).sum(), rel=0.05, abs=20e6)
         assert transfer.sum_ns == pytest.approx((end - start).sum(), rel=0.05)
     waited = [one.exposed_wait for one in summaries]
-    per_step_ns = sum(LATE_MS.values()) * 1e6  # before the waits of forward and of backward
+    per_step_ns = sum(LATE_MS.values()) * 1e6
     assert waited[0].count == waited[1].count == STEPS - 1
     assert waited[0].sum_ns / waited[0].count == pytest.approx(per_step_ns, rel=0.1)
     assert waited[1].sum_ns / waited[1].count < 0.1 * per_step_ns

@@ -1,5 +1,3 @@
-"""Waits for events, and coalesced calls, on a device without hardware."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -35,7 +33,6 @@ def waits_on(trace: Trace, stream: int) -> Any:
 
 
 def stalls_ns(truth: dict[str, Any]) -> Any:
-    """Returns the compute stream's stalls that took time, in order."""
     length = np.array([end - begin for begin, end in truth["stalls"]])
     return length[length > 1 * UNIT_NS]
 
@@ -45,13 +42,12 @@ def test_a_wait_for_an_event_after_a_collective_is_recorded(
 ) -> None:
     trace, truth = recorded
     table = columns.collectives(trace)
-    gathered = table.op_id[[1, 2, 4]]  # the first was in the compute stream
+    gathered = table.op_id[[1, 2, 4]]
     waits = waits_on(trace, COMPUTING)
     length = (waits["value"] - waits["timestamp_ns"]).astype(np.int64)
     of_events = np.isin(waits["op_id"], gathered)
     long = of_events & (length > EXACT_NS)
-    # Lengths of the stalls in units: 4, the batch's 3, 5, and 5 + 7. Those of the messages and of
-    # the last collective follow.
+    # The first four stalls take 4, 3, 5 and 12 units. The second stall is the wait for a batch.
     first, batch, second, third, *_ = stalls_ns(truth)
     assert (first > 3 * UNIT_NS, batch > 2 * UNIT_NS) == (True, True)
     assert (second > 4 * UNIT_NS, third > 10 * UNIT_NS) == (True, True)
@@ -96,7 +92,7 @@ def test_a_wait_for_coalesced_calls_counts_for_the_last_call(
     assert names[6:] == ["send", "recv", "send", "recv", "send", "all_reduce"]
     waits = waits_on(trace, COMPUTING)
     length = (waits["value"] - waits["timestamp_ns"]).astype(np.int64)
-    last_ones = table.op_id[[7, 9, 11]]  # the last is after the batch that failed
+    last_ones = table.op_id[[7, 9, 11]]
     waited = waits["op_id"] > table.op_id[5]
     assert waits["op_id"][waited].tolist() == last_ones.tolist()
     assert length[waited] == pytest.approx(stalls_ns(truth)[-3:], abs=EXACT_NS)
@@ -108,7 +104,7 @@ def test_coalesced_calls_end_together_where_their_work_has_a_future(
     trace, truth = recorded
     table = columns.collectives(on_device_timeline(trace))
     ends = np.array(truth["collectives"])[:, 2]
-    assert table.end_ns[[6, 7, 10]].tolist() == [0, 0, 0]  # two without a future, one refused
+    assert table.end_ns[[6, 7, 10]].tolist() == [0, 0, 0]  # 6 and 7 have no future, 10 failed
     assert table.end_ns[8] == pytest.approx(table.end_ns[9], abs=EXACT_NS)
     apart = int(table.end_ns[11]) - int(table.end_ns[9])
     assert apart == pytest.approx(ends[-1] - ends[-2], abs=60_000)

@@ -1,5 +1,3 @@
-"""NCCL's profiler plugin in a recorded process with torch: capture's own module is the plugin."""
-
 from __future__ import annotations
 
 import os
@@ -32,12 +30,11 @@ def test_operations_belong_to_the_call_of_c10d_that_they_are_made_in(tmp_path: P
     reduced = calls.op_id[calls.op == OPS.index("all_reduce")].tolist()
     assert len(reduced) == 2
     assert ops.op_id[:2].tolist() == reduced
-    assert ops.op_id[2] not in calls.op_id  # was not made by c10d
+    assert ops.op_id[2] not in calls.op_id  # the script calls NCCL without c10d
     assert (ops.size_bytes == 4096).all()
     assert ops.timed.all()
     found = nccl_world(1, [trace], [trace], True)
     assert found is not None
     (row,) = found.rows
     assert (row.operations, row.phases, row.kind.communicator) == (3, (("backward", 2),), "dp0")
-    # The calls' own records are as without the plugin.
     assert {group.backend for group in trace.groups.values()} == {"gloo"}

@@ -1,5 +1,3 @@
-"""The profiler plugin of NCCL under a program that calls it as NCCL does."""
-
 from __future__ import annotations
 
 import json
@@ -26,7 +24,7 @@ from tests.support.nccl_runs import (
     recorded,
 )
 
-pytestmark = pytest.mark.timeout(1800)  # the first one builds
+pytestmark = pytest.mark.timeout(1800)  # the first test builds the programs
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +44,7 @@ def test_every_operation_with_its_times(player: Path, version: int, tmp_path: Pa
     done = run(player, version, COMMPROF_OUT=str(tmp_path / "run"), **place)
     trace, found = recorded(tmp_path / "run" / "rank_1.trace")
     expected = played(done.stdout)
-    if version == 3:  # the operations' rows are known, but not the number of ranks
+    if version == 3:  # version 3 does not tell the size of a communicator
         expected = {of_unknown_size(operation): times for operation, times in expected.items()}
     assert differences(expected, found, on_gpu=version >= 4) == []
     assert (trace.complete, trace.dropped, trace.problems) == (True, 0, ())
@@ -74,7 +72,7 @@ def test_inside_capture_they_belong_to_its_operations(
         row = found[operation.group, operation.op, operation.peer, operation.seq]
         if truth.op_id:
             assert row.op_id == truth.op_id, operation
-        else:  # not through c10d
+        else:
             assert row.op_id not in issued, operation
         assert (row.replay, row.channels) == (truth.replay, truth.channels), operation
         size = min(operation.bytes_in, operation.bytes_out) or operation.bytes_in
@@ -107,7 +105,6 @@ def test_the_report_reads_the_run(player: Path, tmp_path: Path) -> None:
     assert ("all_reduce", "dp0", "replays", "(2)", "Float", "26.2") in rows
     assert ("reduce", "dp0", "(2)", "Double", "0.0008", "1") in rows
     assert "backend nccl, recorded by commprof's plugin of NCCL, " in shown
-    # Without steps, and without records of what else the program did, no time is exposed time.
     assert "Collectives of 2 ranks in a job without steps, sorted by time in flight:" in shown
     (without,) = json.loads(report(out, "--format", "json"))["stepless"]
     assert {row["exposed_ms"] for row in without["collectives"]} == {None}
@@ -115,7 +112,6 @@ def test_the_report_reads_the_run(player: Path, tmp_path: Path) -> None:
     assert "Inside NCCL, 2 ranks:" in shown
     (inside,) = json.loads(report(out, "--format", "json"))["nccl"]
     (reduced,) = [row for row in inside["rows"] if row["op"] == "all_reduce"]
-    # On each of two ranks 6 calls and 20 replays, of which one has no recorded end.
     assert (reduced["operations"], reduced["replayed"], inside["replays"]) == (52, 40, 10)
     assert (reduced["algorithm"], reduced["protocol"]) == ("RING", "SIMPLE")
     assert (reduced["channels"], reduced["size_bytes"]) == ([4, 4], [26_214_400] * 2)
@@ -165,7 +161,7 @@ def test_what_it_cannot_do_switches_it_off_with_one_line(
 @pytest.mark.parametrize(
     "launcher",
     [
-        {},  # the first communicator is the job
+        {},  # without a launcher, the first communicator gives the rank
         {"RANK": "1", "WORLD_SIZE": "4", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"},
         {"RANK": "4", "WORLD_SIZE": "4", "PMI_RANK": "3", "PMI_SIZE": "8"},
         {
@@ -209,7 +205,7 @@ def test_a_killed_process_leaves_all_its_calls(player: Path, tmp_path: Path) -> 
     assert killed.returncode == -signal.SIGKILL
     trace, found = recorded(out / "rank_0.trace")
     expected = played(killed.stdout)
-    # One message has a channel without data. The process was killed before its times were known.
+    # The times of one message were not known yet when the process was killed.
     unsettled = {operation for operation in expected if operation.bytes_in == 12288}
     assert (found.keys(), len(unsettled)) == (expected.keys(), 1)
     settled = {o: times for o, times in expected.items() if o not in unsettled}

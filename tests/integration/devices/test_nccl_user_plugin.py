@@ -1,9 +1,3 @@
-"""A user's own profiler plugin of NCCL gets from commprof's plugin what NCCL itself would tell it.
-
-``tests/cpp/nccl_plugin/logging_plugin.cpp`` is the user's plugin. What it logs when the player
-calls it directly is compared with what it logs when commprof's plugin calls it.
-"""
-
 from __future__ import annotations
 
 import subprocess
@@ -16,11 +10,11 @@ from commprof.trace.schema import Kind
 from tests.support.machines.core_tests import build
 from tests.support.nccl_runs import differences, logged, play, played, recorded
 
-pytestmark = pytest.mark.timeout(1800)  # the first one builds
+pytestmark = pytest.mark.timeout(1800)  # the first test builds the programs
 
 VERSIONS = (3, 4, 5, 6, 7)
 PLACE = {"RANK": "0", "WORLD_SIZE": "2"}
-#: Mask of the kinds of events for which NCCL Inspector asks: Coll and KernelCh.
+#: NCCL Inspector asks for these kinds of events: Coll (0x2) and KernelCh (0x40).
 INSPECTOR = "0x42"
 
 
@@ -40,14 +34,9 @@ def loaded(
 def both_logs(
     tree: Path, folder: Path, asked: int, version: int, **environment: str
 ) -> tuple[list[str], list[str], subprocess.CompletedProcess[str]]:
-    """Returns the logs of the user's plugin, alone and behind commprof's, and the latter process.
+    """Returns the user's plugin's log alone, its log behind commprof's, and the last process.
 
-    Args:
-        tree: folder in which the plugins were built.
-        folder: gets the logs, and the trace in ``run``.
-        asked: version of the interface that NCCL asks commprof's plugin for.
-        version: version of the interface of the user's plugin.
-        environment: variables of both processes.
+    NCCL asks for version ``asked`` of the interface, and the user's plugin has ``version``.
     """
     name = f"liblogging-v{version}.so"
     alone, behind = folder / "alone", folder / "behind"
@@ -70,7 +59,6 @@ def both_logs(
 def test_it_hears_what_it_hears_alone(tree: Path, tmp_path: Path, version: int, mask: str) -> None:
     alone, behind, done = both_logs(tree, tmp_path, version, version, LOGGED_MASK=mask)
     assert behind == alone
-    # A part of the log for each of three communicators, and one for events of another process.
     assert len(alone) == 3 + (mask == "-1" or mask == "0x80")
     lines = sum(block.count("\n") for block in alone)
     assert (lines == 6) == (mask == "0" or (mask == "0x4100" and version < 5))
@@ -92,7 +80,7 @@ def test_an_older_one_hears_what_its_version_has(
 @pytest.mark.parametrize("version", VERSIONS)
 def test_its_faults_change_nothing(tree: Path, tmp_path: Path, version: int, fault: str) -> None:
     alone, behind, _ = both_logs(tree, tmp_path, version, version, LOGGED_FAULT=fault)
-    if fault == "null":  # all log into one list, which each finalize() writes
+    if fault == "null":  # all communicators share one log, which each finalize() writes
         alone, behind = (sorted("\n".join(blocks).splitlines()) for blocks in (alone, behind))
     assert behind == alone
 
@@ -115,7 +103,6 @@ def test_commprof_records_as_if_alone(tree: Path, tmp_path: Path, version: int, 
         assert differences(expected, found, on_gpu=True) == []
     assert (len(found), len(expected)) == (44, 44)
     assert (trace.complete, trace.dropped, trace.problems) == (True, 0, ())
-    # Kinds of events for which only the user's plugin asks are not recorded.
     assert len(of_kinds(trace.records, Kind.NCCL_SEND, Kind.NCCL_RECV)) == 0
     if fault == "init":
         assert done.stderr.count("its init() returned 2") == 1
@@ -139,7 +126,7 @@ def test_it_may_ask_for_other_events_at_any_time(
 
 def test_it_hears_all_while_commprof_is_off(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "rank_0.trace").touch()  # of another run
+    (tmp_path / "run" / "rank_0.trace").touch()  # a trace of an earlier run switches commprof off
     alone, behind, done = both_logs(tree, tmp_path, 6, 6)
     assert behind == alone
     assert "NCCL is not recorded" in done.stderr

@@ -1,5 +1,3 @@
-"""A group with a backend for CPUs and another for devices numbers the calls of each apart."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -67,10 +65,9 @@ def test_always_on_mode_joins_the_calls_of_two_backends(tmp_path: Path) -> None:
             names[row.group]: row for row in trace.summary.operations if OPS[row.op] == "all_reduce"
         }
         assert {name: row.count for name, row in reduced.items()} == {"0": STEPS, "0:gloo": STEPS}
-        # The last rank is known for each of the CPU's calls, even between calls on the device.
         assert reduced["0:gloo"].until_last.count == STEPS
         assert {row.unfinished for row in trace.summary.operations} == {0}
         messages = [row for row in trace.summary.operations if OPS[row.op] in ("send", "recv")]
         assert [row.count for row in messages] == [STEPS]
-        # Each message is waited for once. A call that blocks while it issues one waits once more.
+        # A message has one wait, and a second wait if its issue blocks.
         assert STEPS <= messages[0].wait.count <= 2 * STEPS

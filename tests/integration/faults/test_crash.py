@@ -1,5 +1,3 @@
-"""Processes that end abnormally: their records stay readable, and no file is left behind."""
-
 from __future__ import annotations
 
 import signal
@@ -39,7 +37,6 @@ def trace_of(directory: Path, rank: int = 0) -> Trace:
 
 
 def boundaries(trace: Trace) -> list[int]:
-    """Returns the steps that ended according to the records."""
     marks = trace.records[trace.records["kind"] == Kind.STEP]
     return [int(mark["op_id"]) for mark in marks if mark["aux"] == 1]
 
@@ -49,14 +46,12 @@ def same(one: Trace, other: Trace) -> bool:
 
 
 def in_file(path: Path) -> int:
-    """Returns the number of records in a trace file, without those in rings."""
     blocks = read_blocks(path, path.read_bytes()).blocks
     kept = sum(len(block.payload) for block in blocks if block.type == BlockType.RECORDS)
     return kept // RECORD_DTYPE.itemsize
 
 
 def salvaged(trace: Trace, ended: Ended) -> int:
-    """Salvages a trace, and checks that only the rings changed: they are gone."""
     assert ended.rings() != []
     moved = salvage(trace.path)
     assert ended.rings() == []
@@ -78,7 +73,6 @@ def test_a_killed_rank_loses_no_records(tmp_path: Path) -> None:
     assert boundaries(killed) == list(range(counted["steps"]))
     assert len(columns.buckets(killed)) == 0
     assert len(columns.collectives(killed)) >= 5 * 2
-    # The last 2000 records were made too fast to be flushed: they come from the rings.
     assert salvaged(killed, victim) > 0
 
     assert survivor.returncode == 1
@@ -104,7 +98,7 @@ def test_a_rank_killed_during_training_keeps_every_finished_step(tmp_path: Path)
     steps = [line["step"] for line in killed.said]
     trace = trace_of(tmp_path, 1)
     ended = boundaries(trace)
-    # The process may have been killed between the end of a step and its output line.
+    # The kill may come between the end of a step and its output line.
     assert ended in (steps, [*steps, len(steps)])
     assert steps == list(range(len(steps)))
     salvaged(trace, killed)
@@ -171,7 +165,7 @@ def test_children_record_separately_and_leave_the_trace_of_the_parent_intact(
     assert (said["seen"], said["status"]) == (12, 0)
     parent = trace_of(tmp_path / "parent")
     assert parent.complete
-    # 12 samples in batches of 2, and one step after them; no record of a child.
+    # 12 samples in batches of 2 give 6 steps, and one step follows.
     assert boundaries(parent) == list(range(7))
     assert set(parent.records["thread"].tolist()) == {parent.metadata["main_thread"]}
     child = trace_of(tmp_path / "child")
@@ -196,7 +190,7 @@ def test_a_full_disk_does_not_disturb_training(tmp_path: Path, native: bool) -> 
     about = [line for line in ended.stderr.splitlines() if "cannot write" in line]
     assert len(about) == 1
     assert f"cannot write {trace.path}: File too large. Training goes on;" in about[0]
-    # The closing block fits into the 100 bytes that are left, and counts the lost records.
+    # The closing block fits into the 100 bytes that are left.
     assert (trace.complete, trace.dropped) == (True, 10)
     assert ended.rings() == []
 
@@ -225,7 +219,6 @@ def test_profile_refuses_unusable_directories_metadata_and_ranks_at_the_start(
         assert messages[name].startswith(beginning), name
     assert "File too large" in messages["full"]
     assert messages["read only"].endswith("/rank_0.trace: Permission denied")
-    # The existing file is untouched; the file that a refusal had begun is removed.
     assert (tmp_path / "taken/rank_0.trace").read_text() == "keep me"
     assert not (tmp_path / "a").exists()
     assert not (tmp_path / "second").exists()

@@ -1,5 +1,3 @@
-"""Real hangs of gloo, diagnosed from dumps of torch's own Flight Recorder."""
-
 from __future__ import annotations
 
 import http.client
@@ -18,7 +16,6 @@ from tests.support.machines.fork_server import Forked
 
 _RANK = str(Path(__file__).parents[2] / "support/ranks/hung_gloo_rank.py")
 
-#: Cause, number of ranks, and rank at fault, for the default test run.
 FEW = [("busy", 3, 1), ("chain", 3, 2)]
 STUDY = [
     *[("absent", ranks, guilty) for ranks in (2, 3, 4) for guilty in (0, ranks - 1)],
@@ -47,7 +44,7 @@ def hang(folder: Path, cause: str, ranks: int, guilty: int) -> Diagnosis:
 def check(found: Diagnosis, cause: str, ranks: int, guilty: int) -> None:
     kind = "absent" if cause in ("busy", "chain") else cause
     assert (found.kind, [one.rank for one in found.culprits]) == (kind, [guilty])
-    if cause == "circle":  # the ranks' order was the same before
+    if cause == "circle":
         differs = "the majority" if ranks > 2 else "its own earlier steps"
         assert found.sentence.endswith(f"; rank {guilty} differs from {differs}")
 
@@ -63,7 +60,6 @@ def test_the_cause_and_culprit_of_a_gloo_hang_are_found_from_its_dumps(
     check(hang(tmp_path, cause, ranks, guilty), cause, ranks, guilty)
 
 
-#: Two ranks of gloo with torch's worker server, as in docs/recordings.md; rank 1 does not arrive.
 _SERVED = """
 import sys, time, torch, torch.distributed as dist
 from torch.distributed.elastic.control_plane import _worker_server
@@ -81,7 +77,6 @@ with _worker_server(f"{folder}/rank_{rank}.sock"):
 
 
 def asked(path: Path) -> bytes:
-    """Returns what a rank's worker server answers, as ``curl --unix-socket`` does."""
     with socket.socket(socket.AF_UNIX) as server:
         server.settimeout(20)
         server.connect(str(path))
@@ -106,7 +101,7 @@ def test_a_hang_of_gloo_is_diagnosed_from_what_torch_s_worker_server_answers(
         until = time.monotonic() + 120
         while len(list(tmp_path.glob("ready_*"))) < 2 and time.monotonic() < until:
             time.sleep(0.1)
-        time.sleep(1)  # rank 0 issues the all-reduce in which it hangs
+        time.sleep(1)  # time for rank 0 to issue the all-reduce in which it hangs
         dumps = tmp_path / "dumps"
         dumps.mkdir()
         for rank in range(2):

@@ -1,8 +1,3 @@
-"""Live metrics of real ranks, scraped by a real Prometheus that loads commprof's rules.
-
-Every expression of the dashboard and of the rules is evaluated.
-"""
-
 from __future__ import annotations
 
 import contextlib
@@ -28,11 +23,10 @@ from tests.support.machines.ranks import free_port
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.measures,  # a rank is late by a known time
+    pytest.mark.measures,
 ]
 needs_prometheus = pytest.mark.needs("prometheus")
 
-#: Script with arguments STEPS and PAUSE_S: its sleeps leave the host free for the monitors.
 SCRIPT = """
 import sys, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -49,26 +43,20 @@ for _ in range(int(sys.argv[1])):
 
 @dataclass(frozen=True)
 class Watched:
-    """Runs of 4 ranks, one of them late, and of 2 that compress, with Prometheus's answers."""
-
     run: Path
     compressed: Path
-    #: Answers by expression.
     answers: dict[str, Any]
-    #: Output of ``commprof top --once`` during the runs.
     frame: str
     exit_codes: tuple[int, int]
 
 
 def expressions() -> list[str]:
-    """Returns the expressions of all dashboard panels and rules, in Prometheus's syntax."""
     dashboard = json.loads((DEPLOY / "grafana" / "commprof.json").read_text())
     panels = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     return [expr.replace("$instance", ".+") for expr in panels] + list(rules())
 
 
 def rules() -> list[str]:
-    """Returns the rules' expressions, on one line or folded, read without a YAML library."""
     found = re.findall(r"^ +expr: (>-\n(?: {10}.*\n)+|.*\n)", RULES.read_text(), re.MULTILINE)
     return [" ".join(text.removeprefix(">-").split()) for text in found]
 
@@ -106,7 +94,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
     )
     server = Prometheus(place / "prometheus", [target(run) for run in runs])
     try:
-        # Rates need two scrapes of every series, and naming the late rank takes some steps.
+        # A rate needs two scrapes of a series.
         until(lambda: server.result("commprof_late_rank == 1"), "the late rank")
         until(lambda: server.result("rate(commprof_gradient_sent_bytes_total[1m]) > 0"), "bytes")
         until(lambda: server.result("rate(commprof_hidden_seconds_total[1m]) >= 0"), "rates")
@@ -129,7 +117,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
             job.send_signal(signal.SIGINT)
         for job in jobs:
             job.communicate(timeout=150)
-    assert alive == [True, True]  # the job is not affected by the end of a monitor
+    assert alive == [True, True]
     codes = jobs[0].returncode, jobs[1].returncode
     return Watched(*runs, answers, frame, codes)
 
@@ -159,7 +147,6 @@ def test_every_prometheus_rule_is_evaluated_without_error(watched: Watched) -> N
     }
     assert [rule.get("lastError") for rule in group["rules"]] == [None] * len(group["rules"])
     firing = {rule["name"] for rule in group["rules"] if rule["alerts"]}
-    # The rank is late, and 30 ms of waiting are most of the step; a busy host may add alerts.
     assert "CommprofLateRank" in firing
     expected = {"CommprofLateRank", "CommprofExposedCommunication", "CommprofLowBandwidth"}
     assert firing <= expected | {"CommprofStepSlower", "CommprofHostMemory"}
@@ -170,7 +157,7 @@ def test_metrics_match_the_late_rank_and_compression_of_the_job(watched: Watched
     (late,) = watched.answers['commprof_late_rank{instance=~".+"} == 1']
     assert late["metric"]["rank"] == "2"
     (cost,) = watched.answers['commprof_late_rank_wait_seconds{instance=~".+"}']
-    # 30 ms, minus the delays of other ranks on a busy host
+    # Rank 2 is late by 30 ms, less the delays of other ranks on a busy host.
     assert 0.002 < float(cost["value"][1]) < 0.1
     ratio = watched.answers[
         'sum by (rank) (rate(commprof_gradient_plain_bytes_total{instance=~".+"}[1m])) / '
@@ -178,7 +165,7 @@ def test_metrics_match_the_late_rank_and_compression_of_the_job(watched: Watched
     ]
     assert [float(each["value"][1]) for each in ratio] == pytest.approx([2, 2], rel=0.05)
     norms = watched.answers['commprof_gradient_norm{instance=~".+"}']
-    assert len({each["value"][1] for each in norms}) == 2  # norms before the exchange differ
+    assert len({each["value"][1] for each in norms}) == 2
 
 
 @needs_prometheus

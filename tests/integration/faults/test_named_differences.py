@@ -1,9 +1,3 @@
-"""Real hangs of gloo: the rank that differs, what differs and both lines of code are named.
-
-The same job is diagnosed by the watchdog, from the records of full or always-on mode, and from
-Flight Recorder dumps. Both use one rule, ``commprof/analysis/late/standstill.py``.
-"""
-
 from __future__ import annotations
 
 import json
@@ -39,17 +33,14 @@ _PATIENCE_S = 60.0
 
 
 class Case(NamedTuple):
-    """What a diagnosis has to say."""
-
-    #: Kinds of hang, by the watchdog and by the dumps.
     watched: str
     dumped: str
-    #: Names of the lines of the rank at fault and of the ranks that wait for it.
+    #: ``odd`` names the line of the rank at fault, ``others`` the line of the ranks that wait.
     odd: str
     others: str
-    #: Line of the last call in the dump of the rank at fault, if nothing is pending in this dump.
+    #: ``last`` names the line of the last call in the dump of the rank at fault, if no call is
+    #: pending in that dump.
     last: str = ""
-    #: Rank at fault, if only one can be.
     guilty: int | None = None
 
 
@@ -68,12 +59,8 @@ CASES = {
     "ahead": Case("mismatch", "mismatch", "again", "backward"),
     "rank 0 only": Case("mismatch", "mismatch", "evaluation", "gather", guilty=0),
 }
-#: Cases of the default test run.
 _FEW = [("sleeping", 3, "always-on"), ("message", 3, "full"), ("other size", 2, "full")]
-#: Cases that are also tried in always-on mode: one of each kind of hang, and one whose named lines
-#: differ in this mode.
 _ALWAYS_ON = ("sleeping", "raising", "fewer batches", "circle", "message", "other size")
-#: Each case with 2, 3 or 4 ranks.
 STUDY = [
     *((case, 2 + place % 3, "full") for place, case in enumerate(CASES)),
     *((case, 2 + (place + 1) % 3, "always-on") for place, case in enumerate(_ALWAYS_ON)),
@@ -82,16 +69,12 @@ STUDY = [
 
 @dataclass
 class Found:
-    """What the watchdog and the dumps say of one hang."""
-
     hang: dict[str, Any]
     dumped: Diagnosis
-    #: What the report of the run says of the hang.
     reported: str
 
 
 def hung(folder: Path, case: str, ranks: int, guilty: int, mode: str, step: int = 4) -> Found:
-    """Runs the job until the watchdog has reported its hang, and lets it dump."""
     (folder / "dumps").mkdir()
     traces = folder / "traces"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("COMMPROF")}
@@ -136,12 +119,10 @@ def hung(folder: Path, case: str, ranks: int, guilty: int, mode: str, step: int 
 
 
 def line(name: str) -> str:
-    """Returns a line of the script as a diagnosis names it."""
     return f"{_SCRIPT.name}:{_LINES[name]}"
 
 
 def told(text: str) -> set[str]:
-    """Returns the lines of the script that a text names."""
     return {*re.findall(rf"{_SCRIPT.name}:\d+", text)}
 
 
@@ -164,8 +145,8 @@ def test_rank_difference_and_both_lines_of_a_hang_are_named(
     if find_py_spy():
         lines = {line(name) for name in (expected.odd, expected.others) if name}
         if (case, mode) == ("other size", "always-on"):
-            # The calls of different size have completed, with wrong values. The ranks hang in their
-            # next calls.
+            # The calls of different size have completed with wrong values, so the ranks hang in
+            # their next calls.
             lines = {line("larger"), line("gather")}
         assert told(sentence) == lines
         assert case != "raising" or f"rank {guilty}: left its script" in sentence
@@ -176,10 +157,9 @@ def test_rank_difference_and_both_lines_of_a_hang_are_named(
 
 
 def check_dumps(found: Diagnosis, expected: Case, case: str, ranks: int, guilty: int) -> None:
-    """Checks that the dumps give the watchdog's diagnosis, as far as dumps hold what it needs."""
     text = " ".join([found.sentence, *(one.why for one in found.culprits)])
     assert found.kind == expected.dumped
-    if case == "message":  # gloo's dumps have no messages
+    if case == "message":  # gloo's dumps have no sends and receives
         peer = (guilty + 1) % ranks
         assert [one.rank for one in found.culprits] == [peer]
         assert f"whether rank {peer} waits in a send or recv cannot be told" in found.sentence

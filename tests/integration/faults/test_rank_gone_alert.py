@@ -1,5 +1,3 @@
-"""The alert for a lost rank fires only if the rank failed, also while other ranks hang."""
-
 from __future__ import annotations
 
 import json
@@ -19,8 +17,7 @@ pytestmark = [
     pytest.mark.needs("prometheus", "promtool"),
 ]
 
-#: Script with arguments HOW STOP: rank 1 stays or ends normally, the others stay until the file
-#: STOP exists. A rank that needs no other rank any more creates the file STOP.RANK.
+#: A rank stays until the file argv[2] exists. If argv[1] is "ends", rank 1 ends after training.
 SCRIPT = """
 import os, pathlib, sys, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -38,7 +35,7 @@ while not (sys.argv[1] == "ends" and dist.get_rank() == 1 or os.path.exists(sys.
 
 
 class Job:
-    """Two ranks without a launcher: the end of one does not end the other."""
+    """Two ranks run without a launcher, so the end of a rank does not end its peer."""
 
     def __init__(self, place: Path, how: str) -> None:
         place.mkdir()
@@ -57,7 +54,6 @@ class Job:
         ]
 
     def trained(self) -> bool:
-        """True if no rank is in a collective that another rank's death would fail."""
         return all(self.stop.with_name(f"stop.{rank}").exists() for rank in (0, 1))
 
     def end(self) -> list[int]:
@@ -79,7 +75,7 @@ def test_the_alert_fires_for_a_killed_rank_while_its_peer_runs_on(tmp_path: Path
             both = f'sum(commprof_rank_running{{instance="{instances["killed"]}"}}) == 2'
             until(lambda: server.result(both), "two ranks that run")
             until(jobs["killed"].trained, "the end of training")
-            # Rank 0 started the monitor, which continues with the remaining rank.
+            # The monitor was started by rank 0 and must outlive rank 0.
             jobs["killed"].ranks[0].send_signal(signal.SIGKILL)
             alert = 'ALERTS{alertname="CommprofRankGone"}'
             (fired,) = until(
@@ -92,7 +88,7 @@ def test_the_alert_fires_for_a_killed_rank_while_its_peer_runs_on(tmp_path: Path
     finally:
         codes = {how: job.end() for how, job in jobs.items()}
     assert (fired["metric"]["instance"], fired["metric"]["rank"]) == (instances["killed"], "0")
-    assert [each["metric"] for each in alerts] == [fired["metric"]]  # none pends in the other job
+    assert [each["metric"] for each in alerts] == [fired["metric"]]
     found = {(each["metric"]["instance"], each["metric"]["rank"]): each["value"] for each in failed}
     assert {
         how: [found[instance, rank][1] for rank in ("0", "1")]
@@ -122,7 +118,6 @@ ALWAYS, NEVER, FROM_20_S, UNTIL_20_S = "1+0x12", "0+0x12", "0+0x3 1+0x8", "1+0x3
 def test_the_alert_fires_only_15_s_after_a_failure_while_other_ranks_run(
     running: tuple[str, str], failed: tuple[str, str], at: str, fires: bool, tmp_path: Path
 ) -> None:
-    """Evaluates the alert on samples 5 s apart."""
     given = [series("commprof_rank_running", rank, text) for rank, text in enumerate(running)]
     given += [series("commprof_rank_failed", rank, text) for rank, text in enumerate(failed)]
     expected: list[dict[str, Any]] = []
@@ -141,7 +136,7 @@ def test_the_alert_fires_only_15_s_after_a_failure_while_other_ranks_run(
         "evaluation_interval": "5s",
         "tests": [{"interval": "5s", "input_series": given, "alert_rule_test": [look]}],
     }
-    (tmp_path / "cases.yml").write_text(json.dumps(cases))  # JSON is YAML
+    (tmp_path / "cases.yml").write_text(json.dumps(cases))
     done = subprocess.run(
         ["promtool", "test", "rules", str(tmp_path / "cases.yml")], capture_output=True, text=True
     )

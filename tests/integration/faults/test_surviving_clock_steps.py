@@ -1,5 +1,3 @@
-"""The wall clock is stepped by an hour during training, forward and back."""
-
 from __future__ import annotations
 
 import os
@@ -43,7 +41,7 @@ def test_a_step_of_the_wall_clock_affects_neither_training_nor_recorded_times(
         **{"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "OMP_NUM_THREADS": "1"},
         **{"MASTER_PORT": str(free_port()), "COMMPROF_OUT": str(tmp_path / "out")},
         **{"LD_PRELOAD": str(shim), "CLOCK_STEP_S": str(step_s), "CLOCK_STEP_AFTER_S": "5"},
-        "PAUSE": "0.02",  # 6 s of steps: the clock is stepped before or during them
+        "PAUSE": "0.02",  # 300 steps take 6 s, so the clock is stepped before or during the steps
     }
     command = [sys.executable, "-m", "commprof.wrap", str(SCRIPT), "none", str(STEPS)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)

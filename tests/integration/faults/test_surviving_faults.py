@@ -1,6 +1,3 @@
-"""Tries each fault once: training continues or fails as without commprof, all records can be read,
-and the report names the cause. ``benchmarks/faults.py`` tries each many times."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -19,7 +16,6 @@ pytestmark = [
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
 ]
 
-#: Faults tried with the watchdog and live metrics; the benchmark does so with all faults.
 WATCHED = ("no fault", "SIGKILL", "SIGSTOP, SIGCONT", "run directory deleted")
 
 
@@ -64,7 +60,7 @@ def test_after_a_disk_fault_records_are_kept_and_the_cause_is_named(
     if not limits.can_mount():
         pytest.skip("needs to mount a tmpfs")
     for parent in (tmp_path, *tmp_path.parents[:3]):
-        parent.chmod(0o755)  # ranks of another user enter it
+        parent.chmod(0o755)
     check(try_fault(fault, forks, tmp_path, Setting()))
 
 

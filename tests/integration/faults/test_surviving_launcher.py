@@ -1,5 +1,3 @@
-"""The launcher is killed, interrupted, or shares its directory: ranks end, records stay."""
-
 from __future__ import annotations
 
 import json
@@ -33,7 +31,6 @@ pytestmark = [
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Launched]:
-    """Starts a run of an endless script that records steps."""
     job = launch(run_of(tmp_path), tmp_path)
     try:
         job.await_steps()
@@ -46,7 +43,6 @@ def test_ranks_outlive_a_killed_launcher_and_the_report_names_the_kill(running: 
     ranks = running.pids()
     running.process.kill()
     running.process.wait()
-    # As under torchrun, a script's ranks outlive a launcher that is killed.
     running.await_growth()
     assert not any(gone(pid) for pid in ranks)
     for pid in ranks:
@@ -88,7 +84,7 @@ def test_sigusr2_of_the_launcher_changes_the_mode_of_its_ranks(running: Launched
         assert time.monotonic() < limit, "no change of mode"
         time.sleep(0.1)
     assert control.read_text() == "off\n"
-    time.sleep(2)  # both ranks have read it; neither changes the mode once more
+    time.sleep(2)
     assert control.read_text() == "off\n"
     assert running.process.poll() is None
     assert not any(gone(pid) for pid in ranks)
@@ -163,14 +159,13 @@ def test_ctrl_c_while_a_rank_is_forked_leaves_no_process(number: int, tmp_path: 
             _, said = process.communicate(timeout=60)
             assert process.returncode == -signal.SIGINT, said
             assert "KeyboardInterrupt" in said
-            assert await_gone(members(process.pid)) == []  # the rank and the server
+            assert await_gone(members(process.pid)) == []
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
 
 def members(group: int) -> list[int]:
-    """Returns the processes of a process group."""
     shown = subprocess.run(["ps", "-e", "-o", "pid=,pgid="], capture_output=True, text=True)
     pairs = (map(int, line.split()) for line in shown.stdout.splitlines())
     return [pid for pid, of in pairs if of == group]

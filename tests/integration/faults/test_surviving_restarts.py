@@ -1,5 +1,3 @@
-"""A killed rank, a restart and a checkpoint give the same training as an undisturbed run."""
-
 from __future__ import annotations
 
 import json
@@ -47,7 +45,7 @@ def test_the_checkpoint_example_resumes_after_a_killed_rank_under_commprof_run(
     tmp_path: Path,
 ) -> None:
     run, undisturbed = tmp_path / "run", loss_without_a_fault(tmp_path)
-    # A new run does not continue from the checkpoint of an earlier one, which has ended.
+    # A new run must not continue from the checkpoint of an earlier run that has ended.
     shutil.copy(tmp_path / "unbroken.pt", tmp_path / "killed.pt")
     done = call(
         *(
@@ -93,7 +91,7 @@ def test_restarts_by_torchrun_are_reported_as_attempts(tmp_path: Path) -> None:
     wrapped = ("--max-restarts=1", "-m", "commprof.wrap", str(EXAMPLE), "--kill-at", "25")
     done = subprocess.run(
         [*TORCHRUN, *wrapped, "--checkpoint", str(tmp_path / "killed.pt")],
-        # Otherwise ranks may read the earlier attempt's keys in the agent's store, and fail.
+        # TORCH_DISABLE_SHARE_RDZV_TCP_STORE keeps ranks from reading keys of the earlier attempt.
         env={
             **os.environ,
             "COMMPROF_OUT": str(out),

@@ -1,5 +1,3 @@
-"""The watchdog next to real ranks that are stopped, late, or issue different collectives."""
-
 from __future__ import annotations
 
 import json
@@ -29,9 +27,8 @@ pytestmark = [
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
 ]
 
-#: Rank 1 comes 4 s late to a step; later the ranks issue different collectives, and then continue.
-#: Each of the two hangs lasts until the watchdog, which may get a core late, has reported it, or a
-#: minute.
+#: Rank 1 is late in step 20, and after training the ranks issue different all-reduces. A hang lasts
+#: until the watchdog has reported it, for a minute at most.
 SCRIPT = """
 import json
 import time
@@ -114,7 +111,6 @@ def test_the_watchdog_names_a_rank_stopped_by_sigstop(tmp_path: Path, seed: int,
     if find_py_spy():
         assert "MainThread" in tried.stacks
         assert "loop.py" in tried.stacks
-    # The job's outcome is that of an undisturbed run.
     assert outcome(tmp_path, tried.ranks) == undisturbed(tried.ranks)
     assert {steps for steps, _, _ in outcome(tmp_path, tried.ranks)} == {STEPS}
     over = json.loads((tmp_path / f"hang_{tried.hang['number']}.json").read_text())
@@ -123,8 +119,6 @@ def test_the_watchdog_names_a_rank_stopped_by_sigstop(tmp_path: Path, seed: int,
 
 @dataclass
 class Finished:
-    """A finished run of the script under one of the launchers."""
-
     directory: Path
     process: subprocess.CompletedProcess[str]
 
@@ -183,7 +177,7 @@ def test_the_watched_script_finishes_with_its_usual_exit_code(finished: Finished
         if line.startswith("rank ") and " loss " in line
     }
     assert len(losses) == 2
-    # Seven is the script's exit code; torchrun always returns 1.
+    # The script exits with 7; torchrun returns 1 for every failure.
     assert finished.process.returncode == (7 if "run" in finished.directory.parts else 1)
 
 

@@ -1,6 +1,3 @@
-"""Reports, during training, of faults that do not stop it: a rank whose model differs by one bit,
-and a rank that becomes permanently slower."""
-
 from __future__ import annotations
 
 import json
@@ -21,7 +18,6 @@ pytestmark = [
 ]
 
 CHANGED, SLOWER, MORE_MS = 20, 80, 30
-#: Script in which rank 1 changes one bit of its model, and later takes longer per forward pass.
 SCRIPT = f"""
 import time
 import torch
@@ -64,15 +60,13 @@ dist.destroy_process_group()
 
 @dataclass
 class Finished:
-    """The finished run of the script under the watchdog."""
-
     directory: Path
     process: subprocess.CompletedProcess[str]
 
 
 @pytest.fixture(scope="module")
 def runs() -> dict[int, Finished]:
-    """Returns runs by number of the try: a repeated test uses another run."""
+    """Returns the runs by number of the attempt, because a repeated test needs a new run."""
     return {}
 
 
@@ -101,7 +95,7 @@ def test_the_watched_job_exits_with_0(finished: Finished) -> None:
 
 
 def test_a_model_that_differs_by_one_bit_is_reported(finished: Finished) -> None:
-    # Models are compared after every fifth step; if two differ, either may be the correct one.
+    # The models are compared after every fifth step, so the first report is after step 24.
     said = "commprof: after step 24 the model of rank 1 is not bit-identical to "
     assert said in finished.process.stderr
     shown = " ".join(finished.process.stdout.split())
@@ -118,7 +112,7 @@ def anomalies(directory: Path) -> list[dict[str, Any]]:
 def test_a_rank_that_became_slower_is_reported_during_the_run(finished: Finished) -> None:
     (own,) = [one for one in anomalies(finished.directory) if one["what"] == "own work"]
     assert (own["rank"], own["phase"]) == (1, "forward")
-    # Noise of a busy machine may count as the first slow steps, and shifts the medians.
+    # Noise of a busy machine can shift the step in which the change seems to begin.
     assert SLOWER - 30 <= own["step"] <= SLOWER + 1
     assert SLOWER < own["found_step"] < SLOWER + 40
     assert own["after"] - own["before"] == pytest.approx(MORE_MS, rel=0.3)

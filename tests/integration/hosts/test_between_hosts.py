@@ -1,8 +1,3 @@
-"""Compares the run table of two and four hosts on 1 Gbit/s links with the interfaces' counters.
-
-Also runs one job over two launchers that share a directory, as on two machines.
-"""
-
 from __future__ import annotations
 
 import json
@@ -23,7 +18,6 @@ GRADIENT_BYTES = 6e6
 
 
 def table_row(text: str, ranks: int) -> list[str]:
-    """Returns the row of a world size in the table between hosts."""
     title = "Traffic between hosts, per host and outgoing link:\n"
     table = text.partition(title)[2].partition("\n\n")[0]
     (row,) = (line.split() for line in table.splitlines() if line.split()[:1] == [str(ranks)])
@@ -43,13 +37,12 @@ def test_bytes_in_the_host_table_match_interface_counters_within_2_percent(
     for run, ranks in zip(result["runs"], sizes, strict=True):
         links = run["aggregated_metrics"]["host_links"]
         assert (links["hosts"], links["interfaces"], links["note"]) == (count, ["eth0"], "")
-        # In the ring each rank sends to the next, and one rank per host sends to another host.
+        # In the ring, one rank of each host sends to another host.
         step_bytes = 2 * (ranks - 1) / ranks * GRADIENT_BYTES
         assert links["step_bytes"] == pytest.approx(step_bytes)
         assert links["recorded_bytes"] == pytest.approx(count * step_bytes * STEPS)
         assert links["agrees"]
         assert abs(links["counted_bytes"] / (count * step_bytes * STEPS) - 1) < 0.02
-        # The bytes take 48 ms and more at 1 Gbit/s, and part of the time is waiting.
         assert 0.01 < links["in_flight_gbit_per_s"] < 1.0
         assert links["step_gbit_per_s"] < links["in_flight_gbit_per_s"]
         row = table_row(result["text"], ranks)

@@ -1,5 +1,3 @@
-"""`commprof check` with real ranks: a sound host, and planted faults."""
-
 from __future__ import annotations
 
 import json
@@ -17,8 +15,6 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def checked() -> subprocess.CompletedProcess[str]:
-    """Runs the check on two ranks with a low limit of open files."""
-
     def limit() -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (260, hard))
@@ -55,7 +51,6 @@ def test_check_runs_on_ranks_started_by_another_launcher() -> None:
 
 
 def outcomes_of(fault: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, str]]:
-    """Returns status and figure by check, of two ranks of which the second has the fault."""
     monkeypatch.setenv("COMMPROF_CHECK_TIMEOUT_S", "30")
     output = run_module("tests.support.ranks.unhealthy", [fault], 2)[0]
     return {name: (status, figure) for name, status, figure in json.loads(output.splitlines()[-1])}

@@ -1,5 +1,3 @@
-"""Clocks of two hosts whose true offset is known: a time namespace shifts one of them."""
-
 from __future__ import annotations
 
 import json
@@ -26,7 +24,7 @@ from tests.support.analysed import analyse_world
 from tests.support.machines import netns
 from tests.support.machines.ranks import run_module, run_on_hosts
 
-#: Offset in ms of rank 1's clock, which is ahead of rank 0's.
+#: Rank 1's clock is ahead of rank 0's.
 SHIFT_MS = 3
 OFFSET_NS = -SHIFT_MS * 1_000_000
 TRIALS = 20
@@ -36,7 +34,6 @@ PAIR = [sys.executable, "-m", "tests.support.ranks.clock_pair"]
 
 
 def fitted(trace: Trace) -> ClockMap:
-    """Returns the map fitted to the trace's clock comparisons."""
     found = comparisons([trace])
     assert found is not None
     return found
@@ -66,7 +63,6 @@ def test_a_clock_offset_of_3_ms_is_measured_within_its_error_bound(tmp_path: Pat
 
 
 def waits_ms(run: WorldRun) -> list[float]:
-    """Returns the median wait per step, by rank, without warm-up."""
     traces = [run.traces[rank] for rank in range(run.world_size)]
     clocks = rank_clocks(traces)
     assert clocks is not None
@@ -84,7 +80,8 @@ def waits_ms(run: WorldRun) -> list[float]:
 @pytest.mark.measures
 @pytest.mark.needs_netns
 def test_a_late_rank_is_named_across_hosts_whose_clocks_differ(tmp_path: Path) -> None:
-    # Without clock comparisons rank 1 would seem 3 ms late in the plain run, 23 ms in the late run.
+    # Without clock comparisons, rank 1 would seem 3 ms late in the plain run and 23 ms late in the
+    # late run.
     plain = "timed:layers=2,data_ms=2,forward_ms=2,backward_ms=4,gradient_mb=1"
     late = f"{plain},late_rank=1,late_ms=20,late_phase=data"
     with netns.Hosts(2, "1gbit") as hosts:
@@ -113,9 +110,9 @@ def test_a_late_rank_is_named_across_hosts_whose_clocks_differ(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("mode", "begin", "compared"),
     [
-        ("always", "before", True),  # capture starts before there is a process group
+        ("always", "before", True),
         ("always", "after", True),
-        ("auto", "after", False),  # one host has one clock
+        ("auto", "after", False),
         ("off", "after", False),
     ],
 )

@@ -1,5 +1,3 @@
-"""Cross-checks on real ranks: the interfaces' counters and DDP's own log."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -29,7 +27,7 @@ def test_interface_counters_match_the_bytes_that_two_hosts_must_send(tmp_path: P
     with netns.Hosts(2, "1gbit") as hosts:
         found = checks_of(run_on_hosts(hosts, tmp_path, WORKLOAD, STEPS))["network"]
     assert found.what == "bytes sent by eth0, 2 hosts"
-    # Each of two ranks sends its 6 MB once per step: 2 (n - 1) / n = 1.
+    # Each of the 2 ranks sends its 6 MB once per step, because 2 (n - 1) / n is 1.
     assert found.ours == pytest.approx(2 * 6 * STEPS)
     assert found.other == pytest.approx(found.ours, rel=0.05)
     assert found.agrees
@@ -40,11 +38,11 @@ def test_interface_counters_match_the_bytes_that_two_hosts_must_send(tmp_path: P
 def test_recorded_bytes_and_backward_times_match_the_log_of_ddp(tmp_path: Path) -> None:
     found = checks_of(run_here(tmp_path, WORKLOAD, 2, STEPS))
     assert (found["ddp_bytes"].ours, found["ddp_bytes"].other) == (6.0, 6.0)
-    # Backward sleeps for 35 ms; the rest is copies, and late wake-ups on a busy machine.
+    # Backward sleeps 35 ms; copies and late wake-ups add to this time.
     assert 34 < found["ddp_backward"].ours < 45
     assert found["ddp_backward"].other == pytest.approx(found["ddp_backward"].ours, rel=0.2)
     assert found["phases"].agrees
     assert found["loop_clock"].agrees
-    # This run's payload is a part of all bytes sent through `lo`.
+    # This run's payload is only a part of the bytes sent through `lo`.
     assert found["network"].what == "bytes sent by lo, 1 host"
     assert found["network"].other > 0.98 * 2 * 6 * STEPS

@@ -1,5 +1,3 @@
-"""A rank stopped in each step is named with the cause; a lack of cores is not a pause."""
-
 from __future__ import annotations
 
 import contextlib
@@ -49,7 +47,6 @@ def test_a_rank_that_is_stopped_in_each_step_is_named_for_its_pauses(tmp_path: P
     assert 0.75 * STEPS <= len(lengths) <= STEPS + 1
     assert np.median(lengths) == pytest.approx(PAUSE_MS, abs=2)
     assert pause_lengths_ms(run, 0) == pause_lengths_ms(run, 2) == []
-    # Each pause is in a forward phase, where the workload stops.
     pauses, phases = columns.pauses(run.traces[1]), columns.phases(run.traces[1])
     row = np.searchsorted(phases.begin_ns, pauses.begin_ns, side="right") - 1
     forward = phases.key[row] == run.traces[1].metadata["phases"].index("forward")
@@ -73,7 +70,6 @@ def test_always_on_mode_names_a_stopped_rank_for_its_pauses(tmp_path: Path) -> N
 
 @contextlib.contextmanager
 def no_free_core() -> Iterator[None]:
-    """Runs twice as many busy processes as there are cores."""
     burn = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(9999))"
     count = 2 * len(os.sched_getaffinity(0))
     processes = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(count)]

@@ -1,5 +1,3 @@
-"""The backend `commprof` on real ranks: values, training, and ranks that are missing."""
-
 from __future__ import annotations
 
 import os
@@ -14,7 +12,6 @@ pytestmark = pytest.mark.slow
 MODULE = "tests.support.ranks.shm_rank"
 
 
-#: Hosts by rank: one host, and several hosts with equal or different numbers of ranks.
 HOSTS = ["a,a", "a,a,a", "a,a,b,b", "a,b,a,a,b"]
 
 
@@ -36,7 +33,6 @@ def test_ddp_over_shared_memory_ends_with_the_parameters_of_gloo(world_size: int
         assert "same parameters" in output
 
 
-#: Calls of most ranks in each disagreement, and the call of the last rank.
 DISAGREEMENTS = [
     ("fp32 sum of 12 bytes", "fp32 sum of 16 bytes"),
     ("fp32 sum of 4000000 bytes", "fp32 sum of 6000000 bytes"),
@@ -47,7 +43,6 @@ DISAGREEMENTS = [
 
 @pytest.mark.parametrize("hosts", ["a,a", "a,a,b", "a,a,b,b"])
 def test_mismatched_all_reduces_raise_an_error_that_names_both_calls(hosts: str) -> None:
-    """On several hosts, the odd rank is alone on its host, or shares it with a rank that agrees."""
     outputs = run_module(MODULE, ["disagreement", hosts], hosts.count(",") + 1)
     for output in outputs:
         for usual, odd in DISAGREEMENTS:
@@ -119,7 +114,6 @@ def test_a_rank_that_dies_on_another_host_ends_all_waiting() -> None:
 
 
 def _lose_the_last(hosts: str) -> tuple[list[Forked], list[str]]:
-    """Returns the ranks after the last one has killed itself, and their outputs."""
     count = hosts.count(",") + 1
     here = {**os.environ, "MASTER_ADDR": "localhost"}
     port = free_port()

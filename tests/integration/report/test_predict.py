@@ -1,5 +1,3 @@
-"""A small recorded run: its schedule is the workload's own, and the commands use it."""
-
 from __future__ import annotations
 
 import json
@@ -19,10 +17,10 @@ MIB = 1 << 20
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.measures,  # a prediction is compared with the run's step times
+    pytest.mark.measures,
 ]
 
-#: Values per layer, in the order of backward.
+#: Backward visits the layers in the reverse order of WORKLOAD.
 BACKWARD_MS, GRADIENT_MB = (20, 30, 40), (0.4, 0.8, 0.2)
 WORKLOAD = (
     "timed:layers=3,data_ms=5,forward_ms=5,backward_ms=40/30/20,gradient_mb=0.2/0.8/0.4,"
@@ -50,10 +48,10 @@ def recorded(run: Path) -> RecordedJob:
 def test_the_recorded_schedule_matches_the_workload(recorded: RecordedJob) -> None:
     schedule = recorded.schedule
     assert schedule.bucket_bytes.tolist() == [400_000, 800_000, 200_000]
-    # Data and three layers' forward come first; a gradient is ready at the end of its layer.
+    # Data takes 5 ms, and so does the forward of each of the three layers.
     ready_ms = 5 + 3 * 5 + np.cumsum(BACKWARD_MS)
     assert np.median(schedule.ready_s, axis=(0, 1)) * 1e3 == pytest.approx(ready_ms, abs=15)
-    assert 0 <= schedule.placement.busy < 0.3  # it sleeps
+    assert 0 <= schedule.placement.busy < 0.3
     known = parameters_of(schedule)
     assert known.times_known
     assert known.size_bytes == (400_000, 800_000, 200_000)
@@ -74,7 +72,7 @@ def test_a_step_predicted_from_a_fitted_profile_matches_the_recorded_step(
     assert abs(own["error"]) < 0.1
     assert fine["step_s"]["value"] == pytest.approx(own["predicted_s"])
     assert one["scenario"]["bucket_cap_bytes"] == 100 * MIB
-    assert document["error"] is None  # one setting was recorded
+    assert document["error"] is None
 
 
 def test_predictions_that_need_unmeasured_costs_are_refused_with_a_hint(

@@ -1,5 +1,3 @@
-"""The HTML report in a real Chromium, offline: it draws, logs no errors, and responds to input."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -29,13 +27,12 @@ from tests.unit.tune.trials.test_trial_report import REPORT, sample
 pytestmark = pytest.mark.slow
 
 DESKTOP, PHONE = (1100, 800), (360, 740)
-#: Least size of a picture, in screenshots of a blank page.
+#: A screenshot with a picture has at least this many times the bytes of a blank page.
 _BLANK_PAGES = 4
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """Opens a report on 1 and 4 ranks, one of them late, with hostile names."""
     if chromium() is None:
         pytest.skip("needs Chromium: apt-get install chromium")
     base = tmp_path_factory.mktemp("page")
@@ -58,7 +55,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 @pytest.fixture(autouse=True)
 def quiet(page: Page) -> Iterator[None]:
-    """Checks that neither the page's start nor the test logged, threw or requested anything."""
     yield
     assert page.complaints == []
 
@@ -68,7 +64,6 @@ def text_of(page: Page, selector: str) -> str:
 
 
 def in_sight(page: Page, selector: str) -> tuple[float, float, float, float]:
-    """Scrolls to an element; returns its left, top, width and height in the window."""
     box = page.value(
         f"(() => {{ const e = document.querySelector({selector!r}); "
         "e.scrollIntoView({block: 'center'}); const b = e.getBoundingClientRect(); "
@@ -92,7 +87,7 @@ def canvas_colours(page: Page) -> int:
 
 
 def shown_axis(page: Page) -> str:
-    """Returns the canvas as an image, which changes with its contents."""
+    """Returns the picture in the canvas as a data URL."""
     return str(page.value("document.querySelector('canvas').toDataURL()"))
 
 
@@ -131,7 +126,7 @@ def test_hostile_names_are_shown_as_text_not_markup(page: Page) -> None:
 def test_the_timeline_responds_to_the_mouse(page: Page) -> None:
     left, top, width, _ = in_sight(page, "canvas")
     before = shown_axis(page)
-    for step in range(40):  # over the first rank's collectives
+    for step in range(40):
         page.move(left + 64 + (width - 64) * step / 40, top + 22 + 13 + 14 + 6 + 6)
         if "all_reduce" in text_of(page, "#tooltip"):
             break
@@ -229,7 +224,7 @@ def test_segments_and_bars_are_named_in_words(page: Page) -> None:
 
 def test_print_keeps_colours_and_cuts_nothing(page: Page) -> None:
     page.theme("dark")
-    page.size(680, 900)  # the width of A4 without margins
+    page.size(680, 900)  # the width of A4 in pixels, without margins
     page.medium("print")
     try:
         for box in (".scroll", ".bars", ".canvas-box"):
@@ -271,7 +266,7 @@ def test_arrow_keys_choose_a_step_and_enter_shows_it_in_the_timeline(page: Page)
     page.press("Enter", 13)
     assert page.value("document.activeElement.tagName") == "CANVAS"
     assert shown_axis(page) != before
-    assert text_of(page, "#timeline-chosen") == ""  # the step is in the timeline
+    assert text_of(page, "#timeline-chosen") == ""
 
 
 def test_focus_on_a_point_of_the_scaling_curve_shows_its_tooltip(page: Page) -> None:
@@ -298,7 +293,7 @@ def test_the_world_size_is_chosen_by_keyboard(page: Page) -> None:
 def test_the_skip_link_leads_past_the_list_of_sections(page: Page) -> None:
     link = "document.querySelector('a.skip').getBoundingClientRect()"
     page.value("document.activeElement.blur(), scrollTo(0, 0)")
-    assert page.value(f"{link}.right") < 0  # visible only with the focus
+    assert page.value(f"{link}.right") < 0
     focus(page, "a.skip")
     assert page.value(f"{link}.left") >= 0
     page.press("Enter", 13)
@@ -315,7 +310,7 @@ def test_focus_on_a_bar_shows_its_tooltip(page: Page) -> None:
     assert "compute: backward" in label
 
 
-# These tests are last, because they open other pages than the fixture's.
+# The tests below are last, because they open other pages than the fixture's.
 
 
 def test_a_page_of_several_strategies_offers_each_strategy_and_world_size(
@@ -329,9 +324,9 @@ def test_a_page_of_several_strategies_offers_each_strategy_and_world_size(
     )
     assert labels == ["ddp, 1 rank", "ddp, 2 ranks", "fsdp, 1 rank", "fsdp, 2 ranks"]
     assert page.value("document.querySelectorAll('#scaling-picture path.series-1').length") == 1
-    focus(page, "#scaling-picture .point.series-1")  # fsdp, 1 rank
+    focus(page, "#scaling-picture .point.series-1")
     measured, ideal = re.findall(r"([\d.]+) samples/s (?:m|w)", text_of(page, "#tooltip"))
-    assert measured == ideal  # the ideal is that of fsdp's own smallest world size
+    assert measured == ideal  # the ideal starts at fsdp's own smallest world size
     hidden = "[...document.querySelectorAll('#waiting .scroll')].map((table) => table.hidden)"
     assert page.value(hidden) == [True, False]
     assert canvas_colours(page) > 6
@@ -342,7 +337,7 @@ def test_a_page_of_several_strategies_offers_each_strategy_and_world_size(
 
 def test_a_world_size_without_a_waiting_table_shows_the_reason(page: Page, tmp_path: Path) -> None:
     apart = ranks_of(4, 9)
-    for rank in apart:  # machines whose clocks were never compared
+    for rank in apart:
         rank.metadata["machine"]["boot_id"] = f"boot {rank.rank}"
     run = write_run(tmp_path / "run", ranks_of(1, 9), ranks_of(2, 9), apart)
     assert main(["report", str(run), "--format", "html"]) == 0
@@ -362,7 +357,7 @@ def test_a_trial_page_draws_its_candidates_with_tooltips(page: Page, tmp_path: P
     file.write_text(render(REPORT, TrialReport(sample())))
     page.open(file)
     points = "document.querySelectorAll('#trial-picture .point').length"
-    assert page.value(points) == len(sample().candidates) - 1  # all except the baseline
+    assert page.value(points) == len(sample().candidates) - 1
     page.value("document.querySelector('#trial-picture .point.measured').focus()")
     assert "times none's step" in text_of(page, "#tooltip")
     page.value("document.querySelector('#trial-picture .bar').focus()")

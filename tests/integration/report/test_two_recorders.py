@@ -1,5 +1,3 @@
-"""What commprof and torch.profiler record of one gloo job agrees, also with several groups."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -22,19 +20,16 @@ RANKS = 3
 
 
 def record(folder: Path) -> Path:
-    """Makes both recordings of a job of three ranks, the last of which is late."""
     run_module("tests.support.ranks.two_recorders", [str(folder)], RANKS)
     return folder
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with both recordings; their times are not tested."""
     return record(tmp_path_factory.mktemp("two"))
 
 
 def calls_of(trace: Trace) -> Counter[tuple[str, int]]:
-    """Counts the calls by operation and size."""
     table = columns.collectives(trace)
     size = sizes_bytes(table.op, table.bytes_in, table.bytes_out, sizes_of_groups([trace], [table]))
     return Counter((OPS[op], nbytes) for op, nbytes in zip(table.op, size.tolist(), strict=True))
@@ -54,7 +49,7 @@ def test_torch_profilers_recording_has_the_same_collectives_with_their_sizes(
 
 
 def test_a_group_is_told_by_sizes_or_not_at_all(recorded: Path) -> None:
-    """Ranks 0 and 1 have two groups; the sizes of gathers and scatters tell which one it is."""
+    """Ranks 0 and 1 are in two groups, rank 2 is in one group."""
     recording = read_recording(recorded / "torch")
     assert recording is not None
     for rank, trace in recording.traces.items():
@@ -73,9 +68,9 @@ def test_a_group_is_told_by_sizes_or_not_at_all(recorded: Path) -> None:
 
 @pytest.mark.measures
 def test_an_operator_that_waits_for_the_late_rank_is_exposed_time(tmp_path: Path) -> None:
-    """Compares all steps but the first: a warm-up for commprof, and longer for torch.profiler.
+    """The first step is left out, because it is a warm-up for commprof.
 
-    Records anew, so that a repetition of this test repeats the measurement.
+    The test makes its own recordings, so that a repetition of the test measures again.
     """
     recorded = record(tmp_path)
     (ours,), (theirs,) = (analyse_in_detail(recorded / folder)[1] for folder in ("run", "torch"))
@@ -83,6 +78,6 @@ def test_an_operator_that_waits_for_the_late_rank_is_exposed_time(tmp_path: Path
     assert theirs.steps.tolist() == list(range(STEPS))
     own_ms, other_ms = ours.parts_ms["exposed"][:2], theirs.parts_ms["exposed"][:2, 1:]
     assert own_ms.min() > 1000 * LATE_S
-    # A single step may differ more, if a thread lost its core at the step's end.
+    # A single step may differ more, if a thread loses its core at the end of the step.
     difference_ms = np.median(np.abs(own_ms - other_ms), axis=1)
     assert difference_ms.max() < 0.02 * np.median(ours.parts_ms["step"])

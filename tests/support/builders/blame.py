@@ -1,15 +1,14 @@
-"""Jobs in which one known cause makes other ranks wait: as programs, and as simulated traces.
+"""Jobs in which one known cause makes ranks wait: as programs, and as simulated traces.
 
-A program is a list of one rank's instructions in one step, in a form that JSON can hold, so that
-real ranks can run it (``benchmarks/ranks/blame_rank.py``):
+A program lists the instructions of one rank in one step. Real ranks can run it from JSON
+(``benchmarks/ranks/blame_rank.py``):
 
-    ["work", phase, ms]      computes in a phase; "other" is outside of all phases
-    ["pause", ms]            the process is stopped for this time, in the forward phase
-    ["starve", phase, ms]    the process could run in this phase, and has no core
-    ["call", op, group, root, slow_ms]  a blocking collective; ``root`` is a rank of the job, or -1
-                             if the operation has no root; the transfer takes ``slow_ms`` more
-                             than usual
-    ["send" or "recv", peer] a blocking message in the group of all
+    ["work", phase, ms]      the rank computes in the phase; "other" is outside of all phases
+    ["pause", ms]            the process is stopped in the forward phase
+    ["starve", phase, ms]    the process has no core in the phase
+    ["call", op, group, root, slow_ms]  a blocking collective, whose transfer takes ``slow_ms``
+                             longer than usual; ``root`` is a rank of the job, or -1 for no root
+    ["send" or "recv", peer] a blocking message in the group of all ranks
 """
 
 from __future__ import annotations
@@ -33,26 +32,21 @@ _STARTED_MS = 1.0
 
 @dataclass(frozen=True)
 class Job:
-    """A job, and the cause and origin of its waiting."""
-
     name: str
     groups: dict[str, tuple[int, ...]]
-    #: Programs, as ``[step][rank]``.
+    #: The program of a rank is ``steps[step][rank]``.
     steps: list[list[Program]]
-    #: Ranks at which most of the waiting begins.
+    #: Most of the waiting begins at these ranks.
     ranks: frozenset[int]
-    #: Cause of the waiting: a phase, "host pause", "no core" or "transfer".
+    #: The waiting is caused by a phase, "host pause", "no core" or "transfer".
     cause: str
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
         return len(self.groups[ALL])
 
 
 class _Draw:
-    """Random numbers of one job."""
-
     def __init__(self, seed: int, steps: int) -> None:
         self.chance = random.Random(seed)
         self.steps = steps
@@ -60,11 +54,10 @@ class _Draw:
         self.phase = self.chance.choice(["data", "forward", "backward"])
 
     def rank(self, *ranks: int) -> int:
-        """Draws one of these ranks."""
         return self.chance.choice(ranks)
 
     def work(self, extra: dict[str, float] | None = None) -> Program:
-        """Returns the usual phases up to backward, some of them longer by ``extra`` ms."""
+        """Returns data, forward and backward; ``extra`` maps a phase to its additional ms."""
         extra = extra or {}
         return [
             ["work", phase, self.chance.uniform(3.8, 4.2) + extra.get(phase, 0.0)]
@@ -72,12 +65,10 @@ class _Draw:
         ]
 
     def update(self) -> Instruction:
-        """Returns the update that ends a step."""
         return ["work", "optimizer", self.chance.uniform(1.9, 2.1)]
 
     @property
     def extra(self) -> dict[str, float]:
-        """By how many ms a late rank's work is longer, by phase."""
         return {self.phase: self.late_ms}
 
 
@@ -102,15 +93,14 @@ _SYNC = ["call", "all_reduce", ALL, -1, 0.0]
 
 
 def _late_root(op: str) -> Callable[[_Draw], Job]:
-    """A job whose root is late, and a leaf even later."""
-
     def make(draw: _Draw) -> Job:
         root = draw.rank(0, 1, 2, 3)
-        leaf = (root + 2) % 4  # in the broadcast's tree, a child of the root that has no children
+        leaf = (root + 2) % 4  # in the broadcast's tree, the leaf is directly under the root
 
         def program(step: int, rank: int) -> Program:
             extra = draw.late_ms * {root: 1.0, leaf: 1.4}.get(rank, 0.0)
-            # The leaf, and the root that waits for the leaf, catch up before the step ends.
+            # The root and the leaf have less other work, so that they catch up before the step
+            # ends.
             rest = draw.late_ms * (0.2 if rank in (root, leaf) else 0.6)
             own = [*draw.work({draw.phase: extra}), ["call", op, ALL, root, 0.0]]
             return [*own, ["work", "other", rest], draw.update(), _SYNC]
@@ -175,7 +165,7 @@ def _hsdp(draw: _Draw) -> Job:
 
 def _pipeline(draw: _Draw) -> Job:
     size = draw.rank(3, 4)
-    slow = draw.rank(*range(size - 1))  # a slow last stage would leave only its own waiting
+    slow = draw.rank(*range(size - 1))
 
     def program(step: int, rank: int) -> Program:
         done: Program = []
@@ -211,8 +201,6 @@ def _every_fifth(draw: _Draw) -> Job:
 
 
 def _held(instruction: str, cause: str) -> Callable[[_Draw], Job]:
-    """A job in which the host keeps a rank from running."""
-
     def make(draw: _Draw) -> Job:
         size = draw.rank(2, 3, 4)
         late = draw.rank(*range(size))
@@ -255,14 +243,13 @@ def _parameter_server(draw: _Draw) -> Job:
 
 
 def _batch_norm(draw: _Draw) -> Job:
-    """A job in which DDP broadcasts buffers before each forward; their root loads data late."""
     root, late = 0, draw.late_ms
 
     def program(step: int, rank: int) -> Program:
         length = {root: late, 2: 1.3 * late}.get(rank, 0.0)
         data, forward, backward = draw.work({"data": length})
         if rank == 2:
-            forward[2] = 0.5  # a shorter forward pass: this rank is not late for the all-reduce
+            forward[2] = 0.5
         buffers = ["call", "broadcast", ALL, root, 0.0]
         return [data, buffers, forward, backward, _SYNC, draw.update()]
 
@@ -289,22 +276,17 @@ SHAPES: dict[str, Callable[[_Draw], Job]] = {
 
 
 def job(shape: str, seed: int, steps: int = 12) -> Job:
-    """Returns one of the kinds of jobs, with numbers drawn from a seed."""
     return SHAPES[shape](_Draw(1000 * list(SHAPES).index(shape) + seed, steps))
 
 
-#: Kind and seed of each job: four seeds for every kind.
 SCENARIOS = [(shape, seed) for seed in range(4) for shape in SHAPES]
 
 
 def simulated(of: Job) -> list[Rank]:
-    """Returns the ranks' recordings; messages take the ways that gloo was observed to use."""
     return _Simulation(of).run()
 
 
 class _Simulation:
-    """Simulation of ranks: each runs until it waits; then the waits that can end do end."""
-
     def __init__(self, of: Job) -> None:
         self._job = of
         numbers = {name: number for number, name in enumerate(of.groups, 1)}
@@ -325,12 +307,10 @@ class _Simulation:
         self._now = [int(_STARTED_MS * MS)] * of.size
         self._began = list(self._now)
         self._turns: Counter[tuple[Any, ...]] = Counter()
-        #: By call: the time of arrival of each rank.
         self._came: dict[tuple[Any, ...], dict[int, int]] = {}
         self._at: list[tuple[Any, ...] | None] = [None] * of.size
 
     def run(self) -> list[Rank]:
-        """Runs the whole job."""
         while any(self._left):
             went = [self._advance(r) for r in range(self._job.size)]
             assert any(went), "the ranks wait for each other"
@@ -395,7 +375,7 @@ class _Simulation:
         return self._job.groups[arguments[1]].index(arguments[2]) if arguments[2] >= 0 else -1
 
     def _needed(self, r: int, name: str, arguments: list[Any]) -> list[int]:
-        """Returns the ranks that must have arrived before this rank is done."""
+        """Returns the ranks for which gloo was observed to let this rank wait."""
         if name != "call":
             return [r, arguments[0]]
         op, group, root, _ = arguments
@@ -408,11 +388,11 @@ class _Simulation:
         place = (members.index(r) - start) % size
         tree = {place}
         at = place
-        while at:  # up to the root
+        while at:
             at ^= 1 << (at.bit_length() - 1)
             tree.add(at)
         bit = 1 << place.bit_length()
-        while place + bit < size:  # the ranks that it sends to
+        while place + bit < size:
             tree.add(place + bit)
             bit *= 2
         return [members[(each + start) % size] for each in tree]

@@ -1,8 +1,4 @@
-"""Jobs whose steps are written down event by event, for the rules of the catalogue of causes.
-
-All ranks do the same at the same times, unless a test adds work to one of them; each time is known,
-so that what a fix wins can be worked out by hand.
-"""
+"""Jobs for the catalogue of causes, whose times are given so that savings are known by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +23,6 @@ from tests.support.builders.results import context
 from tests.support.builders.traces import MS, Rank, world_run
 
 DTYPES = ["", "Float", "Long", "Byte", "Int"]
-#: The log of a DDP model that has no settings but torch's.
 LOG = {
     "broadcast_buffers": 1,
     "has_sync_bn": 0,
@@ -38,14 +33,11 @@ LOG = {
 
 
 class Meeting:
-    """A meeting of all ranks' scripts, which run in a thread each: tells when the last one came."""
-
     def __init__(self, ranks: int) -> None:
         self._times = [0.0] * ranks
         self._barrier = threading.Barrier(ranks, timeout=30)
 
     def latest(self, rank: int, now_ms: float) -> float:
-        """Returns the latest of all ranks' ``now_ms``; all ranks must call this equally often."""
         self._times[rank] = now_ms
         self._barrier.wait()
         last = max(self._times)
@@ -54,17 +46,13 @@ class Meeting:
 
 
 class Script:
-    """One rank's script: each method moves the clock, which counts in ms."""
-
     def __init__(self, rank: Rank, meeting: Meeting, meets: bool = False) -> None:
-        """``meets``: every collective begins when the last rank has issued it."""
+        """With ``meets``, every collective begins when the last rank has issued the collective."""
         self.rank, self.now_ms, self._meeting, self._meets = rank, 0.0, meeting, meets
         self.passes = self._seq = 0
-        #: Length of each step in ms.
         self.steps_ms: list[float] = []
 
     def _all_here(self) -> float:
-        """Returns when a collective that is issued now begins, in ms."""
         return self._meeting.latest(self.rank.rank, self.now_ms) if self._meets else self.now_ms
 
     @property
@@ -72,7 +60,6 @@ class Script:
         return round(self.now_ms * MS)
 
     def work(self, ms: float, phase: Phase = Phase.OTHER) -> None:
-        """Works, in a phase or outside of all."""
         begin = self._now
         self.now_ms += ms
         if phase != Phase.OTHER:
@@ -88,10 +75,10 @@ class Script:
         found_done: bool = False,
         **fields: Any,
     ) -> None:
-        """Issues a collective, and waits until it is complete after ``ms``.
+        """Issues a collective of ``ms``, and waits for its end.
 
-        ``stack``: frames. ``found_done``: True if the thread lacked a core until the collective was
-        complete, so that the wait ended at once and left no record.
+        With ``found_done`` the thread has no core until the collective has ended, so that no wait
+        is recorded.
         """
         self._seq += 1
         begin = self._now
@@ -108,7 +95,6 @@ class Script:
             self.rank.stack(op_id, number)
 
     def meet(self, ms: float, size: int = 4_000_000) -> None:
-        """An exchange of ``ms`` that begins when the last rank has issued it."""
         self._seq += 1
         begin = self._now
         self.now_ms = self._meeting.latest(self.rank.rank, self.now_ms) + ms
@@ -116,7 +102,6 @@ class Script:
         self.rank.wait(op_id, begin, self._now)
 
     def forward(self, ms: float, *calls: Callable[[], None]) -> None:
-        """A forward pass that begins with some calls."""
         begin = self._now
         for call in calls:
             call()
@@ -132,13 +117,16 @@ class Script:
         no_core_ms: float = 0.0,
         held_ms: float = 0.0,
     ) -> None:
-        """A backward pass that exchanges buckets at its end; ``buckets``: ms of each, by bytes.
+        """Runs a backward pass that exchanges buckets at its end.
 
-        ``marks``: ms of the exchanges in which DDP's ranks tell which parameters they used, by
-        bytes. Copying gradients into the buckets takes ``copy_ms``, and copying them back as long.
-        The thread has no core for ``no_core_ms`` of its wait. With ``held_ms`` the buckets are
-        issued in the middle of the pass, and the threads that exchange them take the training
-        thread's core for ``held_ms``.
+        Args:
+            ms: time that the pass computes.
+            buckets: ms of each exchange, by bytes.
+            marks: by bytes, ms of the exchanges in which ranks tell which parameters they used.
+            copy_ms: time to copy gradients into the buckets, and again to copy them back.
+            no_core_ms: part of the wait in which the thread has no core.
+            held_ms: time for which the exchanges take the training thread's core. If it is not 0,
+                the buckets are issued in the middle of the pass.
         """
         begin, task = self._now, self.passes
         self.passes += 1
@@ -174,13 +162,18 @@ class Script:
         forward_noted_ms: float = 0.0,
         stack: tuple[str, ...] = (),
     ) -> None:
-        """Forward and backward of FSDP2 over units of these bytes; each collective takes 1 ms.
+        """Runs forward and backward of FSDP2; each collective takes 1 ms.
 
-        A unit computes for ``ms`` in forward, and for twice as long in backward. ``again``:
-        backward copies for ``copy_ms`` and gathers each unit again; ``reduce``: it scatters the
-        reduced gradients. ``noted_ms``: time of copies before and after each collective of
-        backward, which are noted; ``forward_noted_ms``: of those of forward. ``anew``: forward
-        gathers each unit, from the frames of ``stack``.
+        Args:
+            units: bytes of each unit.
+            ms: time that a unit computes in forward; in backward it computes for twice this time.
+            again: True if backward gathers each unit again, after copying for ``copy_ms``.
+            reduce: True if backward reduce-scatters the gradients.
+            copy_ms: see ``again``.
+            noted_ms: time of noted copies before and after each collective of backward.
+            anew: True if forward gathers each unit.
+            forward_noted_ms: time of noted copies before and after each collective of forward.
+            stack: frames of the gathers.
         """
         ranks, begin, task = self.rank.world_size, self._now, self.passes
         self.passes += 1
@@ -211,10 +204,7 @@ class Script:
 
     @contextmanager
     def copying(self, key: str, ms: float) -> Iterator[None]:
-        """Copies for ``ms`` before and after what is done in the context, and notes the whole.
-
-        Copies and notes nothing if ``ms`` is 0.
-        """
+        """Copies for ``ms`` before and after the context, and notes the whole, except for 0 ms."""
         begin_ms = self.now_ms
         self.now_ms += ms
         yield
@@ -223,15 +213,13 @@ class Script:
             self.note(key, begin_ms)
 
     def note(self, key: str, begin_ms: float) -> None:
-        """Notes an interval from a time until now under a key of the metadata."""
         times = self.rank.metadata.setdefault(key, {"begin_ns": [], "end_ns": []})
         times["begin_ns"].append(round(begin_ms * MS))
         times["end_ns"].append(self._now)
 
     def step(self, body: Callable[[], None]) -> None:
-        """One step with its update."""
         begin, begin_ms = self._now, self.now_ms
-        self.now_ms += 0.001  # so that no event has the time of the step's begin
+        self.now_ms += 0.001  # no event has the time of the step's begin
         body()
         self.rank.step(begin, self._now)
         self.steps_ms.append(self.now_ms - begin_ms)
@@ -249,17 +237,17 @@ def causes_of(
     fewer: dict[int, int] | None = None,
     **metadata: Any,
 ) -> dict[str, NamedCause]:
-    """Returns the causes that a job shows, by name, in the order in which they are listed.
+    """Returns the causes that a job shows, by name.
 
     Args:
         body: is called with each rank's script and the number of each step.
         ranks: number of ranks.
-        steps: number of steps; the first is warm-up.
+        steps: number of steps; the first step is warm-up.
         models: number of DDP models.
         log: DDP's log of each model, in addition to ``LOG``.
         about: changes of the run's context.
-        meets: every collective begins when the last rank has issued it.
-        fewer: by rank, how many steps it makes fewer than ``steps``.
+        meets: True if every collective begins when the last rank has issued the collective.
+        fewer: number of steps that a rank leaves out at the end, by rank.
         metadata: further metadata of every rank's trace.
     """
     scripts = trained(body, ranks, steps, models, log, meets, metadata, fewer)
@@ -271,7 +259,6 @@ def causes_of(
 
 
 def facts_of(body: Callable[[Script, int], None], *, ranks: int = 2, **metadata: Any) -> Facts:
-    """Returns what the rules see of a job of 12 steps with one DDP model; see ``causes_of``."""
     scripts = trained(body, ranks, 12, 1, None, True, metadata)
     run = world_run([script.rank for script in scripts])
     seen = measured_world(run)
@@ -282,7 +269,7 @@ def facts_of(body: Callable[[Script, int], None], *, ranks: int = 2, **metadata:
 def mean_step_ms(
     body: Callable[[Script, int], None], *, ranks: int = 2, steps: int = 12, meets: bool = True
 ) -> float:
-    """Returns the mean step after the warm-up, from the scripts' clocks, not from an analysis."""
+    """Returns the mean step after the warm-up by the scripts' clocks, without an analysis."""
     scripts = trained(body, ranks, steps, 0, None, meets, {})
     return float(np.mean([script.steps_ms[1:] for script in scripts]))
 
@@ -297,7 +284,6 @@ def trained(
     metadata: Mapping[str, Any] = MappingProxyType({}),
     fewer: dict[int, int] | None = None,
 ) -> list[Script]:
-    """Returns the scripts of all ranks after their last step; arguments as of ``causes_of``."""
     logs = [{**LOG, **(log or {})}] * models
     meeting = Meeting(ranks)
     scripts: list[Script] = []
@@ -316,5 +302,5 @@ def trained(
 
 
 def saved(cause: NamedCause) -> float:
-    """Fraction of the step that the fix wins; NaN if not known."""
+    """Returns the fraction of the step that the fix wins; NaN if unknown."""
     return math.nan if cause.saving is None else cause.saving.saved.value

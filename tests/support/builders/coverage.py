@@ -1,9 +1,4 @@
-"""Cases of every way to issue a collective, with the calls that theory expects.
-
-A case prepares tensors and groups, and returns a function that issues and the rows that must then
-be in the trace: operation, type, reduction, bytes in and out, in order of issue. There are two
-ranks.
-"""
+"""Every way to issue a collective on ``N`` ranks, with the rows expected in the trace."""
 
 from __future__ import annotations
 
@@ -25,15 +20,12 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-#: Number of ranks.
 N = 2
-#: Bytes of a float, and of an integer.
+#: A float has F bytes, an integer has L bytes.
 F, L = 4, 8
 
 
 class Row(NamedTuple):
-    """One expected call of one rank."""
-
     op: str
     bytes_in: int
     bytes_out: int
@@ -42,26 +34,22 @@ class Row(NamedTuple):
 
 
 Prepared = tuple[Callable[[], object], list[Row]]
-#: Function of the rank; returns a function that issues, and the expected rows.
+#: A case gets a rank, and returns a function that issues the calls, and the expected rows.
 Case = Callable[[int], Prepared]
 
 
 def reduced(size: int, reduce_op: str = "SUM", dtype: str = "Float") -> Row:
-    """Returns the row of one all_reduce."""
     return Row("all_reduce", size, size, dtype, reduce_op)
 
 
-#: Operations of ``all_gather_object``, which depend on torch's version.
+#: From torch 2.15 on, ``all_gather_object`` uses another operation.
 NEW = torch.__version__ >= (2, 15)
-#: True if gloo implements ``all_to_all`` of lists.
 GLOO_TAKES_LISTS = torch.__version__ >= (2, 12)
 GATHERED = "all_gather_into_tensor" if NEW else "all_gather"
-#: An object to send.
 VALUE = {"rank": "any"}
 
 
 def pickled_bytes() -> int:
-    """Returns the bytes of an object as torch pickles it."""
     written = io.BytesIO()
     pickle.Pickler(written).dump(VALUE)
     return len(written.getvalue())
@@ -77,14 +65,14 @@ def objects(rank: int) -> Prepared:
         dist.scatter_object_list([None], [VALUE] * N if root else None, src=0)
 
     return issue, [
-        # all_gather_object: all lengths, then all objects, padded to the longest length
+        # all_gather_object sends all lengths, then all objects, padded to the longest length.
         Row(GATHERED, L, N * L, "Long"),
         Row(GATHERED, size, N * size, "Byte"),
         Row("broadcast", L, L, "Long"),
         Row("broadcast", size, size, "Byte"),
         Row("all_gather", L, N * L, "Long"),
         Row("gather", size, N * size if root else 0, "Byte"),
-        # scatter_object_list: the longest length, then the objects, then each object's length
+        # scatter_object_list sends the longest length, the objects, and each object's length.
         Row("broadcast", L, L, "Long"),
         Row("scatter", N * size if root else 0, size, "Byte"),
         Row("scatter", N * L if root else 0, L, "Long"),
@@ -104,13 +92,12 @@ def messages_of_objects(rank: int) -> Prepared:
 
 
 def two_layers() -> nn.Sequential:
-    """Returns a model of two layers, with 144 and 68 parameters."""
+    """The layers have 144 and 68 parameters."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
 def mesh() -> DeviceMesh:
-    """Returns a mesh of both ranks in one dimension."""
     return init_device_mesh("cpu", (N,))
 
 
@@ -266,7 +253,7 @@ def functional_collectives(rank: int) -> Prepared:
             functional.all_to_all_single(torch.ones(6), None, None, group),
             *functional.all_reduce_coalesced([torch.ones(5), torch.ones(3)], "sum", group),
         ):
-            result + 0  # waits, because the result is used
+            result + 0
 
     return issue, [
         reduced(5 * F),
@@ -307,7 +294,7 @@ def fsdp2(rank: int) -> Prepared:
         size = parameters * F
         return Row("reduce_scatter_tensor", size, size // N, reduce_op="AVG")
 
-    # Forward, then backward: it gathers layer 0 (prefetch) before it scatters layer 1's gradients.
+    # Backward prefetches layer 0 before it scatters the gradients of layer 1.
     return lambda: model(torch.ones(2, 8)).sum().backward(), [
         *(gather(144), gather(68)),
         *(gather(68), gather(144), scatter(68), scatter(144)),
@@ -326,12 +313,11 @@ def tensor_parallel(rank: int) -> Prepared:
     model = two_layers()
     parallelize_module(model, mesh(), {"0": ColwiseParallel(), "2": RowwiseParallel()})
     x = torch.ones(3, 8, requires_grad=True)
-    # Forward: the second layer's output; backward: the first layer's input.
     return lambda: model(x).sum().backward(), [reduced(3 * 4 * F), reduced(3 * 8 * F)]
 
 
 def zero_optimizer(rank: int) -> Prepared:
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 
     model = two_layers()
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
@@ -348,7 +334,7 @@ def straight_to_the_backend(rank: int) -> Prepared:
 
 
 def coalescing_manager(rank: int) -> Prepared:
-    pair = dist.new_group([0, 1])  # not the default group, because the group is unusable afterwards
+    pair = dist.new_group([0, 1])  # the manager makes the group unusable
 
     def issue() -> None:
         with dist._coalescing_manager(group=pair, device=torch.device("cpu"), async_ops=True):
@@ -371,8 +357,8 @@ def gathered_into_one_tensor(rank: int) -> Prepared:
     ]
 
 
-#: Name of each case in the document, and the origin of its sizes: P parameters, n ranks,
-#: B bytes of the tensor named.
+#: Each name is in the document. In the origins of the sizes, P is the number of parameters, n the
+#: number of ranks, and B the bytes of the tensor.
 CASES: dict[str, tuple[Case, str]] = {
     "`dist.all_reduce`, `broadcast`, `reduce`": (by_hand, "B -> B"),
     "the same with `async_op=True`": (by_hand_async, "B -> B"),
@@ -415,5 +401,5 @@ CASES: dict[str, tuple[Case, str]] = {
     "`dist._coalescing_manager`": (coalescing_manager, ""),
     "`dist.all_gather` of unequal sizes": (all_gather_of_unequal_sizes, "B -> sum of all"),
 }
-if hasattr(dist, "gather_single"):  # from torch 2.14 on
+if hasattr(dist, "gather_single"):
     CASES["`dist.gather_single`"] = (gathered_into_one_tensor, "B -> 0 except at dst")

@@ -1,5 +1,3 @@
-"""Builders of Flight Recorder dumps: files from entries and groups."""
-
 from __future__ import annotations
 
 import json
@@ -19,10 +17,9 @@ def entry(
     backend: str = "nccl",
     at: int = 0,
 ) -> dict[str, Any]:
-    """Returns one entry; ``op`` names a collective, or a message such as "send 0->1".
+    """``op`` is a collective, or a message such as "send 0->1".
 
-    seq: number from 0, as commprof counts; c10d counts collectives from 1.
-    at: time of creation in ns.
+    ``seq`` counts from 0, as commprof does; c10d counts collectives from 1.
     """
     message = "->" in op or "<-" in op
     return {
@@ -48,7 +45,6 @@ def entry(
 
 
 def dump(groups: dict[str, list[int]], *entries: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content of one rank's file; groups: global ranks by group name."""
     return {
         "version": "2.9",
         "pg_config": {
@@ -61,7 +57,6 @@ def dump(groups: dict[str, list[int]], *entries: dict[str, Any]) -> dict[str, An
 
 
 def write_dumps(folder: Path, *dumps: dict[str, Any] | None, as_json: bool = False) -> Path:
-    """Writes a file per rank; None leaves a rank out."""
     folder.mkdir(exist_ok=True)
     for rank, value in enumerate(dumps):
         if value is not None:

@@ -1,5 +1,3 @@
-"""Histograms of always-on mode, made in Python as C++ makes them."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,7 +11,6 @@ _LARGEST_NS = 2**42 - 1
 
 
 def histogram_of(values_ns: Sequence[int]) -> Histogram:
-    """Makes a histogram of whole numbers from 0 to 2**63 - 1, with the same buckets as in C++."""
     values = np.asarray(values_ns, dtype=np.int64)
     buckets, counts = np.unique(_bucket_of(values), return_counts=True)
     return Histogram(
@@ -28,7 +25,7 @@ def histogram_of(values_ns: Sequence[int]) -> Histogram:
 
 def _bucket_of(values_ns: Ints) -> Ints:
     values = np.minimum(values_ns, _LARGEST_NS)
-    # Exact, as no value has more than 42 bits and a double has 53.
+    # A double has 53 bits, and a value at most 42 bits, so the conversion is exact.
     bits = np.frexp(values.astype(np.float64))[1].astype(np.int64)
     shift = np.maximum(0, bits - 7)
     return (shift * PER_OCTAVE + (values >> shift)).astype(np.int64)

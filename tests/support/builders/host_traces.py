@@ -1,5 +1,3 @@
-"""Small traces of torch.profiler without device kernels, as gloo's jobs write them; times in µs."""
-
 from __future__ import annotations
 
 import json
@@ -9,7 +7,6 @@ from typing import Any
 
 Event = dict[str, Any]
 
-#: Threads of a rank: the one that trains, and those on which gloo runs a group's collectives.
 TRAINING, GLOO, GLOO_2 = 1, 7, 8
 
 
@@ -19,12 +16,11 @@ def operator(name: str, begin_us: float, end_us: float, tid: int = TRAINING, **a
 
 
 def span(name: str, begin_us: float, end_us: float, tid: int = TRAINING, **args: Any) -> Event:
-    """A range, such as one of gloo or of FSDP2."""
     return {**operator(name, begin_us, end_us, tid, **args), "cat": "user_annotation"}
 
 
 def shapes(*tensors: Sequence[int] | Sequence[Sequence[int]] | None) -> dict[str, Any]:
-    """Arguments of an operator or range: a shape per tensor, a list per list, None for the rest."""
+    """Takes a shape for a tensor, a list of shapes for a list of tensors, None for the rest."""
     types = [
         "" if tensor is None else "TensorList" if tensor and type(tensor[0]) is list else "float"
         for tensor in tensors
@@ -36,7 +32,6 @@ def shapes(*tensors: Sequence[int] | Sequence[Sequence[int]] | None) -> dict[str
 
 
 def group(name: str, ranks: Sequence[int], backends: str = "cpu:gloo,cuda:gloo") -> Event:
-    """An entry of ``pg_config``."""
     return {
         **{"pg_name": name, "pg_desc": "default_pg" if name == "0" else f"group_{name}"},
         **{"backend_config": backends, "pg_size": len(ranks), "ranks": list(ranks)},
@@ -50,7 +45,6 @@ def trace(
     groups: Sequence[Event] | None = None,
     backend: str = "gloo",
 ) -> str:
-    """Text of a trace; by default of a job whose only group is the default one."""
     if groups is None:
         groups = [group("0", range(world_size), f"cpu:{backend}")]
     about = {"backend": backend, "rank": rank, "world_size": world_size}
@@ -60,7 +54,6 @@ def trace(
 
 
 def written(folder: Path, texts: Sequence[str]) -> Path:
-    """Writes a trace per rank; returns the folder."""
     folder.mkdir(exist_ok=True)
     for rank, text in enumerate(texts):
         (folder / f"rank{rank}.json").write_text(text)
@@ -68,7 +61,6 @@ def written(folder: Path, texts: Sequence[str]) -> Path:
 
 
 def steps(count: int, length_us: float, of_step: Sequence[Event]) -> list[Event]:
-    """Repeats a step's events, which begin at 0, and marks each step."""
     events = []
     for number in range(count):
         begin = length_us * number

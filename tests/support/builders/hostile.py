@@ -1,5 +1,3 @@
-"""Run directories that are damaged or malicious, and all commands that read them."""
-
 from __future__ import annotations
 
 import contextlib
@@ -38,7 +36,6 @@ _VALUES: tuple[Any, ...] = (
 
 
 def sound_run(directory: Path) -> Path:
-    """Writes a run of two ranks and six steps, with files of the launcher, and of a hang."""
     run = write_run(directory, ranks_of(2, 6, late_ms=5))
     world = run / "world_2"
     first, again = LaunchedAttempt(0, 1, 2, {1: -9}, 1), LaunchedAttempt(1, 3, 4, {}, 0)
@@ -63,7 +60,6 @@ def sound_run(directory: Path) -> Path:
 
 
 def damage(run: Path, chance: random.Random, kind: str = "") -> str:
-    """Changes one file of a run in one way; returns a description of the change."""
     kind = kind or chance.choice(("rank_*.trace", "*.json", "*.json*"))
     files = sorted(path for path in run.rglob(kind) if path.is_file())
     path = chance.choice(files)
@@ -91,7 +87,6 @@ def _flip(path: Path, chance: random.Random) -> str:
 
 
 def _change_records(path: Path, chance: random.Random) -> str:
-    """Sets a field of some or all records to extreme values."""
     name = chance.choice(RECORD_DTYPE.names or ())
     share = chance.choice((0.02, 0.3, 1.0))
     value = chance.choice(_EXTREMES)
@@ -110,7 +105,6 @@ def _change_records(path: Path, chance: random.Random) -> str:
 
 
 def _change_document(path: Path, chance: random.Random) -> str:
-    """Changes a value somewhere in a JSON block."""
     said = []
 
     def change(block_type: int, payload: bytes) -> bytes:
@@ -126,7 +120,6 @@ def _change_document(path: Path, chance: random.Random) -> str:
 
 
 def _damage_json(path: Path, chance: random.Random) -> str:
-    """Changes a value somewhere in a JSON document, or in one line of JSON lines."""
     texts = [path.read_text(errors="replace")]
     if path.suffix == ".jsonl":
         texts = texts[0].splitlines()
@@ -143,7 +136,6 @@ def _damage_json(path: Path, chance: random.Random) -> str:
 
 
 def _change_value(value: Any, chance: random.Random) -> str:
-    """Replaces or removes one value, at any depth."""
     where = []
     while True:
         key = chance.choice(sorted(value) if isinstance(value, dict) else range(len(value)))
@@ -171,7 +163,7 @@ def _rewrite(path: Path, change: Any) -> None:
 
 @contextmanager
 def little_memory(more_bytes: int) -> Iterator[None]:
-    """Limits further address space: an allocation by an unchecked length raises MemoryError."""
+    """Limits memory, so that an allocation by an unchecked length raises MemoryError."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
     limit = pages * resource.getpagesize() + more_bytes
@@ -188,16 +180,12 @@ _MEMORY_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Read:
-    """Result of reading one damaged run."""
-
     seed: int
-    #: Description of the damage, and the traceback of a command that crashed.
     said: str
     crashed: bool
 
 
 def damaged_runs(count: int, first_seed: int) -> Iterator[Read]:
-    """Yields damaged runs, each after all commands have read it."""
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         sound = sound_run(place / "sound")
@@ -220,7 +208,7 @@ def _read(seed: int, sound: Path, place: Path) -> Read:
             main(["trace", str(run), "-o", str(timeline)])
     except KeyboardInterrupt:
         raise
-    except BaseException:  # any exception is a crash
+    except BaseException:
         return Read(seed, f"{said}\n{traceback.format_exc()}", True)
     return Read(seed, said, False)
 

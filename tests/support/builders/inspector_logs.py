@@ -1,9 +1,3 @@
-"""Simulated jobs whose arrivals and transfers are known, written as logs of NCCL Inspector.
-
-A process works, arrives at a collective, and leaves it when the last process of the group has
-arrived and the transfer is done. Nothing here uses commprof's own rules.
-"""
-
 from __future__ import annotations
 
 import json
@@ -17,7 +11,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: NCCL's busbw per algbw, by kind, for n ranks; as in nccl-tests.
+#: NCCL's busbw is its algbw times this factor for n ranks, as in nccl-tests.
 _FACTORS = {
     "AllReduce": lambda n: 2 * (n - 1) / n,
     "AllGather": lambda n: (n - 1) / n,
@@ -31,23 +25,18 @@ _OF_ALL_RANKS = ("AllGather", "ReduceScatter", "AllToAll")
 
 @dataclass
 class Group:
-    """A communicator: its processes in rank order, and the calls made so far by kind."""
-
     id: str
     name: str
     members: Ints
     calls: dict[str, int] = field(default_factory=dict)
-    #: Waiting, summed over calls and ranks.
     waited_us: float = 0.0
-    #: By kind and size: the transfer of each call, from the last arrival until the kernels end, as
+    #: The keys are kind and bytes. A transfer lasts from the last arrival until the kernels end, as
     #: a mean over the ranks.
     transfers_us: dict[tuple[str, int], list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Written:
-    """One record: process, group, kind, number, bytes, time in µs, and the peer of a message."""
-
     process: int
     group: Group
     kind: str
@@ -58,8 +47,6 @@ class Written:
 
 
 class SimulatedJob:
-    """Processes with one GPU each, on hosts of ``per_host``, and the records they would log."""
-
     def __init__(
         self,
         tp: int = 1,
@@ -70,10 +57,6 @@ class SimulatedJob:
         per_host: int = 8,
         seed: int = 0,
     ) -> None:
-        """Makes the groups of a job with these degrees of parallelism.
-
-        ``experts``: size of the expert groups, into which each data-parallel group is cut.
-        """
         self.rng = np.random.default_rng(seed)
         self.count, self.per_host = tp * dp * pp, per_host
         grid = np.arange(self.count).reshape(pp, dp, tp)
@@ -96,9 +79,7 @@ class SimulatedJob:
         )
         self.now_us: Floats = np.zeros(self.count)
         self.records: list[Written] = []
-        #: Records that rings lost, by process and communicator.
         self.dropped: dict[tuple[int, str], int] = {}
-        #: Sum over all steps of the time by which each late process was late.
         self.late_by_us: dict[int, float] = {}
         self._messages = np.zeros(self.count, dtype=np.int64)
         self.time_us = np.zeros(self.count)
@@ -107,16 +88,14 @@ class SimulatedJob:
         return Group(f"0x{int(self.rng.integers(2**62)):x}", name, members)
 
     def work(self, mean_us: float, noise: float = 0.03, extra_us: Floats | None = None) -> None:
-        """Lets all processes work, with ``extra_us`` per process."""
         took = mean_us * (1 + noise * self.rng.standard_normal(self.count))
         self.now_us += np.maximum(1.0, took) + (0 if extra_us is None else extra_us)
 
     def collective(self, groups: list[Group], kind: str, size_bytes: int, us: float) -> None:
-        """Lets every group exchange; a transfer takes ``us`` with a tenth of noise."""
         for group in groups:
             arrived = self.now_us[group.members]
             transfer = us * float(self.rng.uniform(0.95, 1.05))
-            # As on a GPU, kernels end up to 3 µs apart.
+            # On a GPU, the kernels of one collective end up to 3 µs apart.
             end = arrived.max() + transfer + self.rng.uniform(0, 3, len(arrived))
             number = group.calls[kind] = group.calls.get(kind, -1) + 1
             group.waited_us += float((arrived.max() - arrived).sum())
@@ -126,10 +105,7 @@ class SimulatedJob:
             self.now_us[group.members] = end
 
     def rooted(self, groups: list[Group], kind: str, size_bytes: int, us: float) -> None:
-        """Lets rank 0 of every group send to all (Broadcast) or receive from all (Reduce).
-
-        The others of a broadcast wait for the root only, and the root of a reduce for all others.
-        """
+        """In a Broadcast the ranks wait only for rank 0; in a Reduce rank 0 waits for all ranks."""
         for group in groups:
             arrived = self.now_us[group.members]
             transfer = us * float(self.rng.uniform(0.95, 1.05))
@@ -143,7 +119,6 @@ class SimulatedJob:
             self.now_us[group.members] = end
 
     def send(self, stage: int, to: int, size_bytes: int, us: float) -> None:
-        """Lets each pipeline's rank ``stage`` send to its rank ``to``."""
         for group in self.pipeline:
             pair = group.members[[stage, to]]
             arrived = self.now_us[pair]
@@ -165,15 +140,14 @@ class SimulatedJob:
             self.records.append(Written(process, group, kind, number, size_bytes, took))
 
     def lose(self, fraction: float) -> None:
-        """Drops records at random, as full rings do."""
         kept = self.rng.random(len(self.records)) >= fraction
         self.records = [r for r, keep in zip(self.records, kept.tolist(), strict=True) if keep]
 
     def overflow(self, ring: int, per_dump: int) -> None:
-        """Drops the oldest collectives of every dump.
+        """Drops the oldest collectives of each dump.
 
-        A dump comes after ``per_dump`` collectives, and the ring has room for the last ``ring``
-        of them. Each process dumps at times of its own.
+        A process dumps after ``per_dump`` collectives, and its ring has room for ``ring``
+        collectives.
         """
         phase = self.rng.integers(0, per_dump, self.count)
         seen: dict[tuple[int, str], list[int]] = {}
@@ -192,7 +166,6 @@ class SimulatedJob:
         self.records = [r for place, r in enumerate(self.records) if place not in lost]
 
     def write(self, folder: Path, version: str = "v4.0", records_a_dump: int = 50) -> None:
-        """Writes a log per process; each host's clock is off by up to hours."""
         folder.mkdir(parents=True, exist_ok=True)
         offsets = self.rng.integers(-(10**10), 10**10, self.count // self.per_host + 1)
         by_process: dict[int, list[Written]] = {}
@@ -258,9 +231,8 @@ def _about(
 
 
 def _operation(record: Written) -> str:
-    """Returns a record as a member of its line's JSON object."""
     ranks = len(record.group.members)
-    time_us = int(record.time_us)  # cut off, as the plugin does
+    time_us = int(record.time_us)  # the plugin cuts fractions off
     is_message = record.peer >= 0
     of_all = ranks if record.kind in _OF_ALL_RANKS else 1
     algbw = record.size_bytes * of_all / time_us / 1e3 if time_us else 0.0
@@ -293,19 +265,20 @@ def simulate(
     """Simulates training steps of tensor, data and pipeline parallelism.
 
     Args:
-        tp: ranks of a tensor-parallel group.
-        dp: ranks of a data-parallel group.
-        pp: stages.
+        tp: number of ranks in a tensor-parallel group.
+        dp: number of ranks in a data-parallel group.
+        pp: number of pipeline stages.
         steps: number of steps.
-        late_us: by how much each late process is late in a step; in each step at most one, drawn at
-            random, is late.
+        late_us: time in µs by which a process is late, by process. At most one process is late in a
+            step.
         late_part: fraction of the steps in which a process is late.
-        lost: fraction of all records that is lost.
-        experts: ranks of an expert group, which exchanges tokens; 1 if there are no expert groups,
-            and data-parallel groups exchange the tokens.
+        lost: fraction of the records that is lost.
+        experts: number of ranks in an expert group, which exchanges tokens. If it is 1,
+            data-parallel groups exchange the tokens.
         rooted: True if each step also has a broadcast and a reduce.
-        seed: of all randomness.
-        slow_us: by how much longer some processes work in every step, or in steps ``slow_in``.
+        seed: seed of all random numbers.
+        slow_us: time in µs by which a process works longer in each step, by process.
+        slow_in: the steps to which ``slow_us`` applies; None for all steps.
     """
     job = SimulatedJob(tp, dp, pp, experts=experts, seed=seed)
     layers = 3

@@ -1,5 +1,3 @@
-"""A recorder that only keeps metadata, for tests of code that adds metadata during a recording."""
-
 from __future__ import annotations
 
 import json
@@ -8,8 +6,6 @@ from typing import Any
 
 
 class Recorder:
-    """Keeps the metadata that would go into the trace."""
-
     def __init__(self, write_errno: int = 0) -> None:
         self.metadata: dict[str, Any] = {}
         self._write_errno = write_errno

@@ -1,5 +1,3 @@
-"""Small traces of torch.profiler, whose figures can be worked out by hand."""
-
 from __future__ import annotations
 
 import json
@@ -47,9 +45,9 @@ def document(events: Sequence[Event], rank: int, world_size: int = 2, **head: ob
 def rank_events(
     rank: int, ahead_us: float = 0.0, drift: float = 0.0, steps: int = 4
 ) -> list[Event]:
-    """Steps of 1000 µs: a kernel to 300 (rank 1: to 500), the all-reduce to 600, a kernel to 900.
+    """Each step of 1000 µs computes until 300 µs on rank 0 and until 500 µs on rank 1.
 
-    On rank 0 another kernel runs during the all-reduce, from 300 to 350.
+    The all-reduce then runs until 600 µs, and another kernel until 900 µs.
     """
     found = []
     for step in range(steps):

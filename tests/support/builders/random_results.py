@@ -1,8 +1,3 @@
-"""Random runs with true figures, and with the sentences that report and page print about them.
-
-Figures are computed here from the steps themselves.
-"""
-
 from __future__ import annotations
 
 import math
@@ -36,39 +31,31 @@ SIZES = ((1,), (2,), (4,), (1, 2), (2, 4), (4, 8), (1, 2, 4), (1, 2, 4, 8))
 
 @dataclass(frozen=True)
 class Size:
-    """One world size, with its true figures."""
-
     ranks: int
     detail: WorldDetail
     world: WorldResult
-    #: Figures without the stalled step: ms per step of the five parts, and of wait, transfer and
-    #: unsplit.
+    #: The figures leave out the stalled step. ``parts`` has ms per step.
     parts: dict[str, float]
     step_ms: float
     split_known: bool
     stalled: int | None
 
     def percent(self, part: str) -> float:
-        """Share of the step in percent."""
         return 100 * self.parts[part] / self.step_ms
 
 
 @dataclass(frozen=True)
 class Case:
-    """A run with everything that the report prints about it."""
-
     cores: int
     sizes: tuple[Size, ...]
     result: RunResult
     verdict: Verdict
     paid: Cost
     card: Card
-    #: All sentences of report and page.
     said: tuple[str, ...]
 
     @property
     def judged(self) -> Size:
-        """The world size that the verdict is about."""
         roomy = [size for size in self.sizes if 2 <= size.ranks <= self.cores]
         return max(roomy or self.sizes, key=lambda size: size.ranks)
 
@@ -128,7 +115,7 @@ def _finished(
 def _shown_world(
     random: np.random.Generator, ranks: int, ms: dict[str, Any], stalls: tuple[Any, ...]
 ) -> WorldResult:
-    """The world size as reported: means of all steps, stalled ones included, and optional parts."""
+    """As in a report, the means include stalled steps."""
     exposed = float(ms["exposed"].mean())
     no_core = random.choice([math.nan, 0.0, exposed * random.uniform(0, 0.5)])
     split = {
@@ -162,7 +149,6 @@ def _shown_world(
 
 
 def _tiny(random: np.random.Generator, exposed_ms: float, rank_steps: int) -> list[CollectiveRow]:
-    """Returns, for some draws, a row of many small calls that have a part of the exposed time."""
     if random.random() < 0.6:
         return []
     held = exposed_ms * float(random.uniform(0.2, 1))
@@ -172,7 +158,6 @@ def _tiny(random: np.random.Generator, exposed_ms: float, rank_steps: int) -> li
 
 
 def _late(random: np.random.Generator, ranks: int, steps: int) -> LateRank | None:
-    """Returns no late rank, or one with more or less information about its phase."""
     kinds: list[dict[str, Any]] = [
         {"phase": "data", "phase_share": 0.8},
         {"phase": "host pause", "phase_share": 0.9},
@@ -188,7 +173,6 @@ def _late(random: np.random.Generator, ranks: int, steps: int) -> LateRank | Non
 
 
 def case(seed: int) -> Case:
-    """Returns the run of this number."""
     random = np.random.default_rng(seed)
     sizes = tuple(_made(random, ranks) for ranks in SIZES[int(random.integers(len(SIZES)))])
     cores = int(random.choice([1, 2, 4, 16]))
@@ -199,7 +183,7 @@ def case(seed: int) -> Case:
         nodes=1,
     )
     worlds = [size.world for size in sizes]
-    # Runs whose mode was switched: the same world size has a summary too.
+    # A run whose mode was switched has a summary of the same world size, too.
     summaries = (summary(sizes[-1].ranks),) if random.random() < 0.2 else ()
     found = remarks(about, worlds, scale(worlds), None, summaries=summaries)
     result = run_result(*worlds, context=about, remarks=found, summaries=summaries, overhead=None)

@@ -1,5 +1,3 @@
-"""Traces of random training steps of several ranks, with every time known."""
-
 from __future__ import annotations
 
 import random
@@ -11,18 +9,15 @@ from tests.support.builders.traces import Rank
 
 @dataclass
 class Truth:
-    """True times of one rank, per step, in ns."""
+    """True times of one rank in ns, by step."""
 
     exposed: list[int] = field(default_factory=list)
-    #: Time per declared phase, without waiting.
+    #: Waiting is not part of a phase.
     phases: list[dict[Phase, int]] = field(default_factory=list)
 
 
 class RandomRun:
-    """Random recordings of `ranks`, and the `truth` about each of them."""
-
     def __init__(self, seed: int) -> None:
-        """Draws all times from the seed."""
         self._random = random.Random(seed)
         count = self._random.choice((1, 2, 3, 5))
         self.ranks = [Rank(rank, count) for rank in range(count)]
@@ -60,7 +55,6 @@ class RandomRun:
                 rank.phase(phase, begin, self._now[i])
 
     def _wire(self, issues: list[int]) -> int:
-        """Returns the time at which a collective is complete; the wire carries one at a time."""
         self._wire_free = max(self._wire_free, *issues, 0) + self._random.randint(1, 4_000)
         return self._wire_free
 

@@ -1,14 +1,7 @@
-"""Recordings with parts removed at random, and what may be said about them.
+"""Recordings with parts removed at random, and rules for what may be said about the rest.
 
-Three kinds of job are drawn: commprof's own traces of DDP, and recordings of torch.profiler with
-and without a device. A part is what a real recording may lack: a rank, the device's kernels, the
-operators of the training thread, ends of collectives, names, numbers and sizes, a common clock,
-phases, marks of steps, or records for which a buffer had no room.
-
-Whatever is said about the rest must not rest on the part. Figures are equal to those of the whole
-recording, or unknown; time moves from waiting, transfer and phases to the parts "not attributed"
-and "other", never back. No rank is accused or acquitted, and nothing is called an incident or the
-bottleneck, unless this is also said about the whole recording.
+A figure must stay equal or become unknown. A statement about a rank, an incident or a bottleneck
+must also be made about the whole recording.
 """
 
 from __future__ import annotations
@@ -37,29 +30,23 @@ from tests.support.builders.traces import Rank
 Event = dict[str, Any]
 US = 1_000
 _STEPS = 12
-#: Names of the parts that only lose time if a part of the recording is removed.
 _NAMED = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 
 
 @dataclass
 class Drawn:
-    """A job with known times, before and after a part of its recording was removed."""
-
     seed: int
-    #: "own", "device" or "host".
+    #: "own" is a trace of commprof; "device" and "host" are recordings of torch.profiler.
     kind: str
-    #: What was removed, for messages.
     removed: list[str] = field(default_factory=list)
-    #: True if the removal hides which steps there were: figures per step are then not compared.
+    #: The removal hides which steps there were, so figures per step are not compared.
     other_steps: bool = False
-    #: Ranks whose own records were thinned out: their figures are not compared.
+    #: Records of these ranks are missing, so some of their figures may be smaller.
     thinned: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What commprof says about a recording."""
-
     result: RunResult
     world: WorldResult | None
     verdict: Verdict | None
@@ -67,7 +54,6 @@ class Shown:
 
     @property
     def text(self) -> str:
-        """All sentences of the first screen and of the verdict."""
         if self.verdict is None or self.card is None:
             return ""
         parts = (self.verdict.headline, *self.verdict.sentences, self.verdict.next_step.advice)
@@ -75,19 +61,15 @@ class Shown:
 
 
 def shown(folder: Path) -> Shown:
-    """Analyses a recording as ``commprof report`` does."""
     result, details = analyse_in_detail(folder)
     found = verdict(result, details)
     made = card(result, details, found, folder)
     return Shown(result, result.worlds[0] if result.worlds else None, found, made)
 
 
-# Jobs
-
-
 @dataclass(frozen=True)
 class _Times:
-    """Times of one job in µs: ``[rank, step]``; every step begins on all ranks together."""
+    """Times in µs by rank and step; every step begins on all ranks together."""
 
     ranks: int
     forward: list[list[int]]
@@ -115,7 +97,6 @@ def _times(draw: random.Random) -> _Times:
 
 
 def _schedule(job: _Times, rank: int, step: int) -> dict[str, int]:
-    """Returns the moments of one step of one rank in µs since the step's begin."""
     ready = [500 + job.forward[r][step] + job.backward[r][step] for r in range(job.ranks)]
     middle = [500 + job.forward[r][step] + job.backward[r][step] // 2 for r in range(job.ranks)]
     first_end = max(middle) + job.wire[step]
@@ -130,7 +111,6 @@ def _schedule(job: _Times, rank: int, step: int) -> dict[str, int]:
 
 
 def own_ranks(job: _Times) -> list[Rank]:
-    """Returns commprof's own traces: two DDP buckets per step, and DDP's wait for both."""
     found = [Rank(rank, job.ranks) for rank in range(job.ranks)]
     for rank in found:
         for step in range(_STEPS):
@@ -160,7 +140,6 @@ def _backward_operator(begin: float, end: float) -> Event:
 
 
 def device_events(job: _Times, rank: int) -> list[Event]:
-    """Returns a recording of a GPU: its kernels, what launched them, and c10d's arguments."""
     events: list[Event] = []
     number = 0
 
@@ -196,7 +175,6 @@ def device_events(job: _Times, rank: int) -> list[Event]:
 
 
 def events_end(events: list[Event], stream: int) -> float:
-    """Returns when the last kernel on a stream ended, in the events' own µs."""
     return max(
         (e["ts"] + e["dur"] - 5e9 for e in events if e["cat"] == "kernel" and e["tid"] == stream),
         default=0,
@@ -204,7 +182,6 @@ def events_end(events: list[Event], stream: int) -> float:
 
 
 def host_events(job: _Times, rank: int) -> list[Event]:
-    """Returns a recording of the host: operators of the training thread, and gloo's ranges."""
     events: list[Event] = []
     dims = {"Input Dims": [[1_000_000]], "Input type": ["float"]}
     for step in range(_STEPS):
@@ -223,9 +200,6 @@ def host_events(job: _Times, rank: int) -> list[Event]:
     return events
 
 
-# Removals
-
-#: Removes a part; draws from the generator, and changes the case's description.
 Removal = Callable[[random.Random, Drawn, Any], None]
 
 
@@ -250,8 +224,6 @@ def _remove_rank(draw: random.Random, of: Drawn, known: dict[int, Any]) -> None:
 
 
 def _events_removal(name: str, keep: Callable[[Event], bool], from_all: bool = True) -> Removal:
-    """Removes events from one rank or from all; from one of several if ``from_all`` is False."""
-
     def remove(draw: random.Random, of: Drawn, known: dict[int, list[Event]]) -> None:
         ranks = _some(draw, known) if from_all else [draw.choice(sorted(known))]
         if not from_all and len(known) == 1:
@@ -341,7 +313,6 @@ def _remove_phases(draw: random.Random, of: Drawn, known: dict[int, Rank]) -> No
 
 
 def _remove_device_times(draw: random.Random, of: Drawn, known: dict[int, Rank]) -> None:
-    """Makes the job one of GPUs whose collectives only the host saw."""
     gone = (Kind.END, Kind.WAIT, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END)
     for rank in known.values():
         _filtered(rank, lambda values: values["kind"] not in gone)
@@ -353,7 +324,7 @@ def _remove_device_times(draw: random.Random, of: Drawn, known: dict[int, Rank])
 
 
 def _remove_module(draw: random.Random, of: Drawn, known: dict[int, Rank]) -> None:
-    """Makes the traces those of a capture in pure Python, which saw no collective."""
+    """A capture in pure Python sees no collective."""
     gone = (Kind.ISSUE, Kind.END, Kind.WAIT, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END)
     for rank in known.values():
         _filtered(rank, lambda values: values["kind"] not in gone)
@@ -363,7 +334,6 @@ def _remove_module(draw: random.Random, of: Drawn, known: dict[int, Rank]) -> No
 
 
 def _remove_records(draw: random.Random, of: Drawn, known: dict[int, Rank]) -> None:
-    """Drops a part of the records, as a full buffer does; the trace counts them."""
     rank, share = known[draw.choice(sorted(known))], draw.uniform(0.1, 0.9)
     before = len(rank._records)
     _filtered(rank, lambda values: values["kind"] == Kind.STEP or draw.random() > share)
@@ -378,24 +348,17 @@ _OF_OWN: tuple[Removal, ...] = (
 )
 
 
-# Cases
-
-
-#: How many seeds share a job, so that the job's whole recording is analysed only once for them.
+#: The whole recording of a job is analysed once for this number of seeds.
 _OF_A_JOB = 8
 
 
 class Cases:
-    """Draws jobs, removes parts of recordings, and finds statements that rest on removed parts."""
-
     def __init__(self, folder: Path) -> None:
-        """``folder``: an empty folder for the recordings."""
         self._folder = folder
         self._job = -1
         self._whole: Shown | None = None
 
     def complaints(self, seed: int) -> tuple[Drawn, list[str]]:
-        """Draws the case of a seed; returns it and all complaints about statements on it."""
         job = _times(random.Random(seed // _OF_A_JOB))
         kind = random.Random(seed // _OF_A_JOB).choice(("own", "device", "host"))
         case, draw = Drawn(seed, kind), random.Random(seed)
@@ -443,11 +406,7 @@ def _write(folder: Path, known: dict[int, Any], ranks: int, kind: str) -> None:
         (folder / f"rank{rank}.pt.trace.json").write_text(json.dumps(document))
 
 
-# Rules
-
-
 def complaints(case: Drawn, whole: Shown, rest: Shown) -> Iterator[str]:
-    """Yields statements about the remaining recording that need the removed part."""
     if rest.world is None or whole.world is None:
         return
     yield from _claims(whole, rest)
@@ -509,7 +468,6 @@ def _figures(case: Drawn, whole: WorldResult, rest: WorldResult) -> Iterator[str
             value, then_value = getattr(row.times, name), getattr(earlier.times, name)
             if not math.isnan(value) and not _close(value, then_value):
                 yield f"{row.kind.op}: {name} {value} for {then_value}"
-        # Without some ends, the median is that of the remaining calls.
         ended = not any(name.startswith("ends") for name in case.removed)
         median_ms, then_ms = (each.times.duration.median_ms for each in (row, earlier))
         if ended and not (math.isnan(median_ms) or _close(median_ms, then_ms)):
@@ -517,7 +475,7 @@ def _figures(case: Drawn, whole: WorldResult, rest: WorldResult) -> Iterator[str
 
 
 def _shares(case: Drawn, whole: Shown, rest: Shown) -> Iterator[str]:
-    """Compares what bounds the step: shares of the step must be those of the whole recording.
+    """Shares of the step must be those of the whole recording.
 
     The parts "other" and "compute" may grow if phases, launches or operators were removed.
     """
@@ -525,7 +483,7 @@ def _shares(case: Drawn, whole: Shown, rest: Shown) -> Iterator[str]:
     assert whole.verdict is not None
     assert rest.world is not None
     if rest.world.recording.missing_ranks:
-        return  # the shares are means over other ranks now; each rank's figures are compared anyway
+        return
     for binding, known in zip(rest.verdict.bindings, whole.verdict.bindings, strict=True):
         before = dict(known.largest)
         for part, share in binding.largest:

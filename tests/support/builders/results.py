@@ -1,5 +1,3 @@
-"""Results, and a world size step by step, built by hand for renderers and remarks."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -57,7 +55,6 @@ OVERHEAD = Overhead(
 
 
 def context(**values: Any) -> dict[str, Any]:
-    """Returns a context as in `run.json`."""
     return {
         "timestamp": "2026-11-01T12:00:00+00:00",
         "command": "python -m commprof.run --nproc 2",
@@ -75,12 +72,10 @@ def context(**values: Any) -> dict[str, Any]:
 
 
 def parts(**values: float) -> StepParts:
-    """Returns the parts of a step, with the given changes."""
     return dataclasses.replace(PARTS, **values)
 
 
 def collective(**values: Any) -> CollectiveRow:
-    """Returns the all-reduce of a 4 MB gradient bucket on two ranks, once per step."""
     defaults: dict[str, Any] = {
         "op": "all_reduce",
         "group": "0",
@@ -108,7 +103,6 @@ def collective(**values: Any) -> CollectiveRow:
 
 
 def compression(**values: Any) -> CompressionRow:
-    """Returns int8 compression on two ranks: a 4 MB bucket in each of 10 steps."""
     defaults: dict[str, Any] = {
         "scheme": "int8",
         "bucket": 0,
@@ -134,7 +128,6 @@ def compression(**values: Any) -> CompressionRow:
 
 
 def world(world_size: int = 1, **values: Any) -> WorldResult:
-    """Returns a world of twelve steps, two of them warm-up, at 100 samples per second and rank."""
     ranks = tuple(
         RankSummary(
             rank=rank,
@@ -187,9 +180,9 @@ def world(world_size: int = 1, **values: Any) -> WorldResult:
 
 
 def built(made: type[Any], values: dict[str, Any]) -> Any:
-    """Makes a result from ``values``: fields of the result and of its groups, all by field name.
+    """Makes a result from values of its fields, and of the fields of its groups.
 
-    A group of fields without any value keeps its default, if it has one.
+    A group without any value keeps its default.
     """
     left = dict(values)
     defaults = {f.name for f in dataclasses.fields(made) if f.default is not dataclasses.MISSING}
@@ -201,7 +194,6 @@ def built(made: type[Any], values: dict[str, Any]) -> Any:
 
 
 def with_fields(base: Any, **values: Any) -> Any:
-    """Returns a copy of a result with new values of fields, of the result or of its groups."""
     left = dict(values)
     groups = {
         name: with_fields(getattr(base, name), **own)
@@ -212,7 +204,6 @@ def with_fields(base: Any, **values: Any) -> Any:
 
 
 def _groups(made: type[Any]) -> dict[str, type[Any]]:
-    """Returns the classes of a result's groups of fields, by the name of the group."""
     hints = get_type_hints(made)
     return {
         name: hint
@@ -226,12 +217,10 @@ def _own_names(made: type[Any]) -> list[str]:
 
 
 def _names(made: type[Any]) -> list[str]:
-    """Returns the names of a result's fields, and of those of its groups."""
     groups = _groups(made).values()
     return [*_own_names(made), *(name for group in groups for name in _names(group))]
 
 
-#: Arguments of ``world`` that are fields of the evidence.
 _OF_EVIDENCE = (
     "times",
     "training_thread",
@@ -242,7 +231,6 @@ _OF_EVIDENCE = (
 
 
 def evidence_about(made: dict[str, Any], **values: Any) -> Evidence:
-    """Returns the evidence of a world size with these fields."""
     shown = made["parts"]
     untimed = made["device_collectives"] > 0 and not made.get("device_timed")
     return built(
@@ -272,7 +260,6 @@ def evidence_about(made: dict[str, Any], **values: Any) -> Evidence:
 
 
 def summary(world_size: int = 1, **values: Any) -> SummaryResult:
-    """Returns a minute of always-on mode: one kind of operation, 600 steps of 100 ms."""
     operation = OperationRow(
         op="all_reduce",
         group="0",
@@ -333,7 +320,6 @@ def summary(world_size: int = 1, **values: Any) -> SummaryResult:
 
 
 def hang_report(**values: Any) -> HangReport:
-    """Returns a hang of rank 1 that ended after 2.5 s."""
     fields: dict[str, Any] = {
         "number": 1,
         "host": "h",
@@ -348,7 +334,6 @@ def hang_report(**values: Any) -> HangReport:
 
 
 def incidents(**values: Any) -> Incidents:
-    """Returns one incident of each kind, on three ranks."""
     issued = [Issued("all_reduce", "Float", "sum", size, -1) for size in (8, 16)]
     mismatch = Mismatch("0", 3, ((issued[0], (0, 2)), (issued[1], (1,))), ())
     anomaly = Anomaly(COMPUTE, 1, 120, 5_000_000_000, 127, "backward", 20.0, 30.0)
@@ -367,7 +352,6 @@ def incidents(**values: Any) -> Incidents:
 
 
 def run_result(*worlds: WorldResult, **values: Any) -> RunResult:
-    """Returns a run of these world sizes."""
     defaults: dict[str, Any] = {
         "context": context(),
         "worlds": worlds,
@@ -380,10 +364,9 @@ def run_result(*worlds: WorldResult, **values: Any) -> RunResult:
 
 
 def detail(world_size: int = 2, steps: int = 20, **parts: object) -> WorldDetail:
-    """Returns steps of 100 ms with these `parts`, a number or one per step, equal on all ranks.
+    """Returns steps of 100 ms with these ``parts``: a number of ms, or an array of ms per step.
 
-    Also accepts `epoch_samples`, `no_core_share`, and `with_cores`, which by default is the step.
-    The part "other" is the rest of the step; "exposed" is the sum of wait and transfer by default.
+    "other" is the rest of the step, and "exposed" by default the sum of wait and transfer.
     """
     epoch_samples = float(parts.pop("epoch_samples", math.nan))  # type: ignore[arg-type]
     no_core_share = float(parts.pop("no_core_share", 0.0))  # type: ignore[arg-type]

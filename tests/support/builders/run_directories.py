@@ -1,5 +1,3 @@
-"""Builders of run directories: traces of known steps, hostile names, and predictions."""
-
 from __future__ import annotations
 
 import json
@@ -11,12 +9,10 @@ from commprof.trace.schema import Phase
 from tests.support.builders.results import context
 from tests.support.builders.traces import MS, Rank
 
-#: Text with markup, a quote, an end of a script, and a line end.
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'`|\n"
 
 
 def write_run(directory: Path, *worlds: list[Rank], **changes: Any) -> Path:
-    """Writes a run of these ranks, with `changes` of run.json. Returns the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     sizes = [len(ranks) for ranks in worlds]
     run = context(world_sizes=sizes, machine={**context()["machine"], "boot_id": "b"})
@@ -34,11 +30,10 @@ def write_run(directory: Path, *worlds: list[Rank], **changes: Any) -> Path:
 def ranks_of(
     world_size: int, steps: int, late_ms: int = 0, group: str = "0", slower_ms: int = 0
 ) -> list[Rank]:
-    """Returns ranks with steps of about 100 ms; the last rank issues the second bucket late.
+    """Each step takes about 100 ms: 10 ms data, 20 ms forward, and backward with two buckets.
 
-    In each step: data 10 ms, forward 20, then backward. Bucket 0 is in flight from 40 to 50 ms.
-    Bucket 1 is issued at 60, on the last rank `late_ms` later, and done at 80 + late + slower; the
-    training thread waits from the issue until then. Steps are 0, 1, 2, 3 ms longer in turn.
+    Bucket 1 is issued after 60 ms, on the last rank ``late_ms`` later. It is done after 80 ms plus
+    ``late_ms`` plus ``slower_ms``.
     """
     made = [Rank(r, world_size, groups={1: (group, world_size)}) for r in range(world_size)]
     at = 0
@@ -61,7 +56,6 @@ def ranks_of(
 
 
 def write_strategies(directory: Path, steps: int = 9, world_size: int = 2) -> Path:
-    """Writes runs of ddp and fsdp at several world sizes, fsdp 10 ms slower."""
     directory.mkdir()
     named = {STRATEGIES: ["ddp", "fsdp"], "world_sizes": [1, world_size]}
     (directory / "run.json").write_text(json.dumps(context(**named)))
@@ -72,7 +66,6 @@ def write_strategies(directory: Path, steps: int = 9, world_size: int = 2) -> Pa
 
 
 def answer(world_size: int, samples_per_s: float | None, **scenario: Any) -> dict[str, Any]:
-    """Returns a predicted step of 100 ms, 80 to 125 with the model's error, of a `scenario`."""
     same = {"bandwidth_bytes_per_s": None, "hook": None, "scaling": "weak", "algorithm": "flat"}
     return {
         "prediction": {
@@ -86,7 +79,6 @@ def answer(world_size: int, samples_per_s: float | None, **scenario: Any) -> dic
 
 
 def write_predictions(path: Path, *answers: dict[str, Any], **changes: Any) -> Path:
-    """Writes the file of predictions, with `changes` of its first level."""
     document = {"schema_version": 2, "answers": answers, "error": {"worst": 0.13}, **changes}
     path.write_text(json.dumps(document))
     return path

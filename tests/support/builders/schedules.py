@@ -1,5 +1,3 @@
-"""Builders of schedules, links and profiles, for predictions."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -15,7 +13,7 @@ from commprof.forecast.fit.calibrate import ring_pieces
 from commprof.forecast.scenario.schedule import Placement, Schedule, StepBatch
 
 MB = 1_000_000
-#: Seconds per byte of a link that needs 10 ms for 1 MB.
+#: A link with this time in s per byte needs 10 ms for 1 MB.
 BETA = 1e-8
 
 
@@ -27,7 +25,6 @@ def schedule(
     steps: int = 5,
     **values: Any,
 ) -> Schedule:
-    """Returns equal steps of all ranks: a rank on each host of 4 cores, nothing copied."""
     ready = np.broadcast_to(np.array(ready_ms) / 1e3, (steps, ranks, len(ready_ms))).copy()
     shape = (steps, ranks)
     made = Schedule(
@@ -53,7 +50,6 @@ def schedule(
 
 
 def curve(alpha_s: float = 0.0, beta_s_per_byte: float = BETA, **values: Any) -> CostCurve:
-    """Returns the cost of an all-reduce, as measured at 2 to 64 ranks and any size."""
     made = CostCurve(
         op="all_reduce",
         backend="gloo",
@@ -71,13 +67,11 @@ def profile(
     hooks: tuple[HookCost, ...] = (),
     **values: Any,
 ) -> MachineProfile:
-    """Returns a profile of one link class; ``values`` are those of ``curve``."""
     links = {link: LinkProfile({"all_reduce": curve(**values)}, bytes_per_s, latency_s)}
     return MachineProfile(links, {hook.label: hook for hook in hooks}, ("by hand",))
 
 
 def hook(label: str = "fp16", **values: Any) -> HookCost:
-    """Returns a hook that halves the bytes with 2 ms of work per MB, on 2 ranks."""
     made = HookCost(
         label=label,
         exchange="two_phase",

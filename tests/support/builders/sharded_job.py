@@ -1,9 +1,7 @@
-"""A job of FSDP2 that is worked out by hand: two blocks, on ranks with equal steps.
+"""A job of FSDP2 with two blocks and steps of 96 ms, worked out by hand.
 
-A step of 96 ms begins with 2 ms of data. The first block is gathered (5 ms); while it computes
-(10 ms), the second block is gathered. Backward gathers the second block (5 ms), and during its
-compute (20 ms) the first block. A block's gradients are reduce-scattered (10 ms) before the
-backward of the next block. The optimizer takes 4 ms.
+A block computes for 10 ms in forward and 20 ms in backward. A gather takes 5 ms, a reduce-scatter
+10 ms.
 """
 
 from __future__ import annotations
@@ -19,17 +17,14 @@ from tests.support.builders.schedules import profile
 from tests.support.builders.traces import MS, Rank, world_run
 
 MB = 1_000_000
-#: Bytes per second of the link in the profile: 1 MB takes 10 ms.
 RATE = MB / 0.010
 STEP_MS = 96
 FLOAT = 1
-#: The step in which rank 1 records a short wait for a collective that is already complete; in other
-#: steps it records no such wait.
+#: Only in this step, rank 1 records a short wait for a collective that is already complete.
 _SEEN = 4
 
 
 def fsdp_ranks(ranks: int = 2, steps: int = 8) -> list[Rank]:
-    """Returns the ranks' recordings."""
     found = [Rank(rank, ranks, dtypes=["", "Float"]) for rank in range(ranks)]
     for rank in found:
         for step in range(steps):
@@ -38,7 +33,6 @@ def fsdp_ranks(ranks: int = 2, steps: int = 8) -> list[Rank]:
 
 
 def fsdp_steps(ranks: int = 2) -> ShardedSteps:
-    """Returns the steps in the form for predictions, a rank on each host of 4 cores."""
     found = read_sharded(world_run(fsdp_ranks(ranks)))
     return dataclasses.replace(
         found, link=OTHER_HOST, placement=Placement(1.0, 4.0, 1, float("nan"))
@@ -46,7 +40,6 @@ def fsdp_steps(ranks: int = 2) -> ShardedSteps:
 
 
 def replay(steps: ShardedSteps | None = None) -> ShardedReplay:
-    """Returns a model of these steps, by default of ``fsdp_steps()``."""
     return ShardedReplay(steps or fsdp_steps(), profile(bytes_per_s=RATE, latency_s=0.0))
 
 

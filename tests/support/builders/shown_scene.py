@@ -1,5 +1,3 @@
-"""Files that the commands on the pages need: scripts, recorded jobs, other tools' results."""
-
 from __future__ import annotations
 
 import gzip
@@ -30,7 +28,6 @@ _NCCL_TESTS = """\
 
 
 def write_scene(here: Path) -> None:
-    """Writes all files, except the run of a workload, which has to be recorded."""
     shutil.copy(_TESTS / "data/audit/simulated_transformer.md", here / "SCALING.md")
     (here / "table.csv").write_text("ranks,samples/s\n1,100\n2,190\n")
     (here / "run.yaml").write_text("world-sizes: [1, 2]\nstrategy: [ddp, fsdp]\n")
@@ -47,7 +44,6 @@ def write_scene(here: Path) -> None:
 
 
 def write_profile(path: Path) -> None:
-    """Writes a machine profile with the cost of a compressor."""
     save_profile(profile(link="same_host", hooks=(hook("fp16"),)), path)
 
 
@@ -103,7 +99,6 @@ def _write_results(here: Path) -> None:
 
 
 def _write_recordings(here: Path) -> None:
-    """Writes recordings of torch.profiler, and Flight Recorder dumps of a hang."""
     traces = profiler_traces.both(here / "traces")
     for rank in range(2):
         events = profiler_traces.rank_events(rank)

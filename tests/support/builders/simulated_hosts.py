@@ -1,5 +1,3 @@
-"""Hosts of a job in always-on mode, simulated: traces with summaries, and the hosts' own files."""
-
 from __future__ import annotations
 
 import json
@@ -27,7 +25,7 @@ _TIMES: Final = ("duration", "wait", "until_last", "transfer")
 
 
 def machine_of(host: int) -> dict[str, Any]:
-    """Returns the machine of a simulated host; host 0 is this one."""
+    """Returns the machine of a simulated host; host 0 is this machine."""
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     spaces = {f"{name}_namespace": os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "time")}
     named = {"hostname": f"node{host:04}", "boot_id": boot_id if host == 0 else f"{host:08}-boot"}
@@ -36,7 +34,6 @@ def machine_of(host: int) -> dict[str, Any]:
 
 @contextmanager
 def here_on(host: int) -> Iterator[Here]:
-    """Yields the ``Here()`` that this process would have if it ran on a simulated host."""
     with tempfile.TemporaryDirectory() as place:
         proc = Path(place)
         (proc / "sys/kernel/random").mkdir(parents=True)
@@ -48,11 +45,6 @@ def here_on(host: int) -> Iterator[Here]:
 
 
 class SimulatedHost:
-    """One host, which writes its ranks' traces and replaces the summaries in them.
-
-    ``late``: the rank of the job that is late.
-    """
-
     def __init__(
         self, run: Path, host: int, hosts: int, per_host: int, operations: int = 20, late: int = 3
     ) -> None:
@@ -78,17 +70,15 @@ class SimulatedHost:
         )
 
     def write(self, sequence: int, closed: bool = False) -> None:
-        """Replaces the summaries of all ranks; ``closed`` also ends the traces."""
         for rank in self.ranks:
             content = json.dumps(self.summary(rank, sequence)).encode()
             end = trace_bytes.end() if closed else b""
             data = self._heads[rank] + trace_bytes.block(BlockType.SUMMARY, content) + end
             path = self._run / f"rank_{rank}.trace"
             with path.open("r+b" if path.exists() else "w+b") as file:
-                file.write(data)  # in place, as a rank does
+                file.write(data)  # a rank writes in place, too
 
     def rewrite(self, sequence: int) -> None:
-        """Writes existing summaries again under a newer sequence number, and the host's file."""
         for rank in self.ranks:
             path = self._run / f"rank_{rank}.trace"
             head = len(self._heads[rank])
@@ -101,7 +91,6 @@ class SimulatedHost:
             replace_file(own, own.read_bytes())
 
     def summary(self, rank: int, sequence: int) -> dict[str, Any]:
-        """Returns a rank's summary after ``400 + sequence`` steps of 20 ms."""
         steps = 400 + sequence
         cells = [n for block in range(20) for n in (block, self._late, 160 * MS)]
         parts = [document([n * MS] * steps) for n in (1, 2, 3, 4, 0)]
@@ -132,7 +121,6 @@ class SimulatedHost:
         )
 
     def publish(self, next_s: float) -> None:
-        """Writes the host's own summary, as its monitor does, from its traces alone."""
         with tempfile.TemporaryDirectory() as place, here_on(self.host) as here:
             own = Path(place)
             for rank in self.ranks:

@@ -1,5 +1,3 @@
-"""The built-in workloads, as small as they can be."""
-
 from __future__ import annotations
 
 SMALL_OF = {

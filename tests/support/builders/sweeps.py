@@ -1,5 +1,3 @@
-"""Builders of sweeps' rows and results."""
-
 from __future__ import annotations
 
 from typing import Any

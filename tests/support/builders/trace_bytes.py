@@ -1,4 +1,4 @@
-"""Builders of traces and ring files byte by byte, independent of commprof's own writers."""
+"""Builders of traces and ring files, independent of commprof's own writers."""
 
 from __future__ import annotations
 
@@ -15,24 +15,20 @@ RECORD_BYTES = 64
 
 
 def file_header(version: int = 1, header_bytes: int = 32, session: int = SESSION) -> bytes:
-    """Returns the first 32 bytes of a trace."""
     return b"COMMPROF" + struct.pack("<IIQQ", version, header_bytes, session, 0)
 
 
 def block(block_type: int, payload: bytes) -> bytes:
-    """Returns one complete block."""
     return struct.pack("<4sIQII", b"CPKB", block_type, len(payload), zlib.crc32(payload), 0) + (
         payload
     )
 
 
 def document(block_type: int, value: object) -> bytes:
-    """Returns a block of JSON."""
     return block(block_type, json.dumps(value).encode())
 
 
 def record(timestamp_ns: int, kind: int = STEP, **fields: int) -> bytes:
-    """Returns one record; fields that are not given are 0."""
     one_byte = ("op", "dtype", "reduce_op")
     rest = ("group", "thread", "aux", "bytes_in", "bytes_out", "seq", "flags", "value")
     assert set(fields) <= {"op_id", *one_byte, *rest}
@@ -47,12 +43,10 @@ def record(timestamp_ns: int, kind: int = STEP, **fields: int) -> bytes:
 
 
 def records(*timestamps_ns: int) -> bytes:
-    """Returns a block of step records that differ only in time."""
     return block(RECORDS_BLOCK, b"".join(record(t) for t in timestamps_ns))
 
 
 def metadata(**changes: Any) -> dict[str, Any]:
-    """Returns the metadata that capture writes, as small as possible."""
     return {
         "rank": 1,
         "world_size": 2,
@@ -93,7 +87,6 @@ def metadata(**changes: Any) -> dict[str, Any]:
 
 
 def group(group_id: int = 1, **changes: Any) -> dict[str, Any]:
-    """Returns the block of one process group."""
     return {
         "id": group_id,
         "name": "0",
@@ -106,12 +99,10 @@ def group(group_id: int = 1, **changes: Any) -> dict[str, Any]:
 
 
 def end(dropped: int = 0) -> bytes:
-    """Returns the closing block."""
     return document(END_BLOCK, {"records": 0, "dropped": dropped, "end_monotonic_ns": 9})
 
 
 def trace(*blocks: bytes, **changes: Any) -> bytes:
-    """Returns a trace with metadata, with the given changes, and these blocks."""
     return file_header() + document(METADATA_BLOCK, metadata(**changes)) + b"".join(blocks)
 
 
@@ -127,7 +118,7 @@ def ring(
     record_bytes: int = RECORD_BYTES,
     slot_count: int | None = None,
 ) -> bytes:
-    """Returns a ring file; ``slots``: records by slot; ``slot_count``: slots in the file."""
+    """``slots`` maps the number of a slot to its record; the file has ``slot_count`` slots."""
     header = struct.pack("<8sIIQQ32x", magic, record_bytes, 7, capacity, session)
     for number in (head, tail, dropped):
         header += struct.pack("<Q56x", number)

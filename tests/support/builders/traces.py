@@ -1,7 +1,4 @@
-"""Builders of traces: events that a test describes, as records or as bytes.
-
-Times are in nanoseconds on the clock that the ranks of one machine share.
-"""
+"""Builders of traces; times are in ns on the clock that the ranks of one machine share."""
 
 from __future__ import annotations
 
@@ -25,8 +22,6 @@ THREAD = 100
 
 
 class Rank:
-    """One rank's recording. Records may be added in any order."""
-
     def __init__(
         self,
         rank: int = 0,
@@ -37,7 +32,7 @@ class Rank:
         dropped: int = 0,
         **metadata: Any,
     ) -> None:
-        """Begins a recording; groups: name and size by number; None: one group of all ranks."""
+        """``groups`` maps a group's number to name and size; by default all ranks are one group."""
         self.rank = rank
         self.world_size = world_size
         self.dropped = dropped
@@ -45,7 +40,7 @@ class Rank:
         self.metadata = trace_bytes.metadata(rank=rank, world_size=world_size, **metadata)
         self.metadata["machine"]["boot_id"] = boot_id
         self.backend = "gloo"
-        #: The rank's number in each group; by default its global rank.
+        #: Number of the rank in each group; by default the number is the global rank.
         self.group_ranks: dict[int, int] = {}
         self.stacks: dict[int, tuple[str, ...]] = {}
         self.steps: list[tuple[int, int]] = []
@@ -53,20 +48,17 @@ class Rank:
         self._op_id = 0
 
     def step(self, begin: int, end: int) -> None:
-        """Adds a complete step; returns the next index."""
         if not self.steps or self.steps[-1][1] != begin:
             self._add(Kind.STEP, begin, op_id=len(self.steps), aux=0)
         self._add(Kind.STEP, end, op_id=len(self.steps), aux=1)
         self.steps.append((begin, end))
 
     def step_begin(self, begin: int) -> None:
-        """Adds the begin of capture, in a loop that does not mark steps."""
         self._add(Kind.STEP, begin, op_id=0, aux=0)
 
     def phase(
         self, phase: Phase, begin: int, end: int, thread: int = THREAD, samples: int = 0
     ) -> None:
-        """Adds a declared phase, in which `samples` were read."""
         self._add(Kind.PHASE, begin, aux=phase, value=end, thread=thread, seq=samples)
 
     def collective(
@@ -81,7 +73,7 @@ class Rank:
         failed: bool = False,
         **fields: int,
     ) -> int:
-        """Adds a collective; `end` is 0 if unknown; `fields` of the issue. Returns the id."""
+        """``end`` is 0 if the end is unknown, ``fields`` belong to the issue; returns the id."""
         self._op_id += 1
         code = schema.OPS.index(op)
         self._add(
@@ -99,36 +91,29 @@ class Rank:
         return self._op_id
 
     def wait(self, op_id: int, begin: int, end: int, thread: int = THREAD) -> None:
-        """Adds a time blocked in `Work.wait`."""
         self._add(Kind.WAIT, begin, op_id=op_id, value=end, thread=thread)
 
     def stack(self, op_id: int, number: int) -> None:
-        """Adds the stack of an operation, by its number in ``stacks``."""
         self._add(Kind.STACK, 1, op_id=op_id, value=number)
 
     def pause(self, begin: int, end: int) -> None:
-        """Adds a pause of the whole process, as a thread of commprof notices it."""
         self._add(Kind.PAUSE, begin, value=end, thread=THREAD + 9)
 
     def no_core(self, begin: int, end: int, delay: int, helpers_cpu: int = 0) -> None:
-        """Adds run delay: the training thread could run and had no core for part of this time.
+        """The training thread could run, but had no core for ``delay`` ns.
 
-        `helpers_cpu` is the CPU time of the process's other threads.
+        ``helpers_cpu`` is the CPU time in ns of the process's other threads.
         """
         self._add(Kind.RUN_DELAY, begin, value=end, bytes_in=delay, bytes_out=helpers_cpu)
 
     def host_counts(self, begin: int, end: int, **counts: int) -> None:
-        """Adds further counts of the kernel on the training thread, by ``columns.HOST_COUNTS``."""
         fields = {HOST_COUNTS[name]: count for name, count in counts.items()}
         self._add(Kind.HOST_COUNTS, begin, value=end, **fields)
 
     def finalize(
         self, begin: int, end: int, cpu: int, run_delay: int | None = 0, graph_task: int = 0
     ) -> None:
-        """Adds DDP's wait for its buckets, with its CPU time and run delay.
-
-        `run_delay` is None if it was not read.
-        """
+        """``run_delay`` is None if the run delay was not read."""
         flags = 0 if run_delay is None else FLAG_RUN_DELAY_READ
         same = {"op_id": graph_task, "flags": flags}
         self._add(Kind.FINALIZE_BEGIN, begin, value=7, bytes_in=5, **same)
@@ -145,10 +130,9 @@ class Rank:
         flags: int = 0,
         seq: int = 0,
     ) -> None:
-        """Adds a bucket that a compressor sent.
+        """``times``: bucket ready, and the ends of queueing, encode, exchange, reduce and decode.
 
-        Times: ready, and the ends of queueing, encode, exchange, reduce and decode, which is the
-        last. Quality: relative error, cosine, residual ratio, zeroed, saturated.
+        ``quality``: relative error, cosine, residual ratio, zeroed values, saturated values.
         """
         self._op_id += 1
         ready, *ends = times
@@ -175,12 +159,11 @@ class Rank:
         self._add(Kind.BUCKET_END, ends[-1], **same)
 
     def clock(self, at: int, offset: int, error: int) -> None:
-        """Adds a comparison of clocks: rank 0's clock is ahead by `offset`, known to +- `error`."""
-        value = offset % 2**64  # two's complement
+        """Adds that rank 0's clock is ahead by ``offset`` ns, with an error up to ``error`` ns."""
+        value = offset % 2**64
         self._add(Kind.CLOCK, at, value=value, bytes_in=error, bytes_out=2 * error)
 
     def trace(self) -> Trace:
-        """Returns the trace that the reader would return."""
         return Trace(
             path=Path(f"rank_{self.rank}.trace"),
             metadata=self.metadata,
@@ -196,7 +179,6 @@ class Rank:
         )
 
     def records(self) -> Any:
-        """Returns the records sorted by time; records of equal time stay in the order of adding."""
         records = np.zeros(len(self._records), dtype=schema.RECORD_DTYPE)
         for row, values in zip(records, self._records, strict=True):
             for name, value in values.items():
@@ -204,7 +186,6 @@ class Rank:
         return records[np.argsort(records["timestamp_ns"], kind="stable")]
 
     def write(self, path: Path) -> None:
-        """Writes the trace to a file."""
         groups = [
             trace_bytes.group(id, name=name, rank=self.rank, size=size, backend=self.backend)
             for id, (name, size) in self.groups.items()
@@ -214,7 +195,6 @@ class Rank:
         path.write_bytes(trace_bytes.trace(*blocks, trace_bytes.end(self.dropped), **self.metadata))
 
     def result(self, **values: Any) -> dict[str, Any]:
-        """Returns the training loop's own result of this rank: 10 samples per step, loss 2."""
         step_ns = [end - begin for begin, end in self.steps]
         return {
             "rank": self.rank,
@@ -235,7 +215,6 @@ class Rank:
 
 
 def world_run(ranks: list[Rank], world_size: int | None = None, **values: Any) -> WorldRun:
-    """Writes a finished world size of these ranks, with `values` in every rank's result."""
     return WorldRun(
         world_size=world_size or len(ranks),
         directory=Path("world"),
@@ -246,8 +225,6 @@ def world_run(ranks: list[Rank], world_size: int | None = None, **values: Any) -
 
 
 class GrowingRun:
-    """Trace files that grow: each call of ``until`` writes what was recorded before a time."""
-
     def __init__(self, directory: Path, ranks: Sequence[Rank]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.ranks = {rank.rank: rank for rank in ranks}
@@ -256,7 +233,6 @@ class GrowingRun:
         self._written = dict.fromkeys(self.ranks, 0)
 
     def begin(self, *ranks: int) -> None:
-        """Writes metadata and groups of these ranks, or of all."""
         for number in ranks or self.ranks:
             rank = self.ranks[number]
             groups = [
@@ -269,7 +245,6 @@ class GrowingRun:
             self.paths[number].write_bytes(trace_bytes.trace(*groups, **rank.metadata))
 
     def until(self, now_ns: int, *ranks: int) -> None:
-        """Adds one block to the traces of these ranks, or of all: new records before ``now_ns``."""
         for number in ranks or self.ranks:
             records = self._records[number]
             count = int(np.searchsorted(records["timestamp_ns"], now_ns))
@@ -279,7 +254,6 @@ class GrowingRun:
             self._written[number] = count
 
     def end(self) -> None:
-        """Writes the remaining records, and the closing block."""
         self.until(2**62)
         for number in self.ranks:
             self._append(number, trace_bytes.end())
@@ -315,7 +289,7 @@ def operation(**changes: Any) -> dict[str, Any]:
 
 
 def summary(**changes: Any) -> dict[str, Any]:
-    """Returns two 10 ms steps: data 1, forward 2, backward 3, optimizer 0, exposed 3, other 1."""
+    """Each step of 10 ms is 1 ms data, 2 ms forward, 3 ms backward, 3 ms exposed, 1 ms other."""
     return {
         "sequence": 1,
         "mode": "always-on",

@@ -1,5 +1,3 @@
-"""Builders of results of trials, for verdicts and renderers."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -22,17 +20,14 @@ _ROLE_NAMES = ("baseline", "control", "headroom")
 
 
 def rounds(step_ms: float, spread: float, seed: int) -> npt.NDArray[np.float64]:
-    """Returns a block's steps per round, in ns: around ``step_ms``, with a relative deviation."""
     noise = np.random.default_rng(seed).normal(size=ROUNDS)
     return step_ms * 1e6 * np.exp(spread * (noise - noise.mean()))
 
 
 def trial(steps: dict[str, tuple[float, float]], **values: Any) -> TrialResult:
-    """Returns a trial in which each label has steps of a mean in ms and a relative deviation.
+    """Returns a trial's result; ``steps`` has each label's mean step in ms and relative deviation.
 
-    Labels "none", "none again" and "noop" are required; ``values`` change fields of the result.
-    Compressors have a gradient error of 1 % if "errors" does not give another one; with NaN they
-    have no figures, as torch operations do not.
+    The first label must be "none", and the labels "none again" and "noop" are needed, too.
     """
     errors = values.pop("errors", {})
     setting = values.pop("setting", RUN)

@@ -1,5 +1,3 @@
-"""Builds a device without hardware, to be loaded in the tests' own processes."""
-
 from __future__ import annotations
 
 import ctypes
@@ -9,11 +7,9 @@ from tests.support.machines import extensions
 
 
 def load(*, shields: bool = False) -> Any:
-    """Returns the module, whose device is torch's "privateuseone".
+    """Returns the fake device's module; torch calls the device "privateuseone".
 
-    Args:
-        shields: True if a thread can declare that its calls do not break another thread's capture,
-            as with CUDA. If False, the device is like torch's other devices.
+    With ``shields``, other libraries find ``privateuseoneThreadExchangeStreamCaptureMode``.
     """
     module = extensions.load("fake_device")
     if shields:

@@ -1,8 +1,7 @@
-// A device without hardware: streams and timed events on a clock that runs with
-// the host's, and a c10d backend whose collectives take a given time. It
-// records the truth about every stall, counts calls that a profiler must not
-// make, and has the limits of CUDA: pools of 32 streams, 8 hardware queues, a
-// current device, and captures that other threads can break.
+// Simulates a device: streams, timed events, and a c10d backend whose
+// collectives take a given time. Like CUDA, the device has pools of 32 streams,
+// 8 hardware queues, a current device, and captures that other threads can
+// break.
 #include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
@@ -31,24 +30,25 @@ namespace {
 
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 constexpr c10::DeviceIndex kDevices = 2;
-constexpr double kDrift = 50e-6; // the device's clock is faster
+constexpr double kDrift = 50e-6;
 constexpr double kOffsetNs = 5e15;
-// As in c10 for CUDA: streams of one priority are handed out in turn.
+// c10 has 32 CUDA streams for each priority, and hands the streams out in turn.
 constexpr int64_t kPoolStreams = 32;
 constexpr int64_t kHardwareQueues = 8;
-constexpr int64_t kFirstPoolStream = 34; // others are named by the tests
+constexpr int64_t kFirstPoolStream = 34;
 
+// Stalls and collectives have times of the device's clock.
 struct Stall {
   int64_t stream;
-  double begin_ns, end_ns; // on the device's clock
+  double begin_ns, end_ns;
 };
 struct Collective {
   double ready_ns, start_ns, end_ns;
 };
-// Values of cudaStreamCaptureMode.
+// The values are those of CUDA's cudaStreamCaptureMode.
 enum CaptureMode : int { kGlobal, kThreadLocal, kRelaxed };
 
-// Key of a device's stream; on device 0 it is the stream's id.
+// On device 0 a stream's key is its id.
 int64_t keyOf(const c10::Stream& stream) {
   return int64_t(stream.device_index()) << 32 | stream.id();
 }
@@ -56,23 +56,21 @@ int64_t keyOf(const c10::Stream& stream) {
 struct Simulation {
   std::mutex mutex;
   std::map<int64_t, double> busy_ns;
-  // Time until which a wait at the head of each hardware queue blocks the work
-  // that is queued later, of any stream.
+  // Until this time, a stream's wait blocks all later work in its hardware
+  // queue, also the work of other streams.
   std::map<int64_t, double> blocked_ns;
   std::vector<Stall> stalls;
   std::vector<Collective> collectives;
-  std::vector<double> heard_ns; // times of completion hooks' calls
+  std::vector<double> heard_ns;
   std::map<std::string, int> counts;
-  std::map<int, int64_t> taken; // streams taken from the pool, by priority
-  std::map<int, int> contexts; // calls that made or used a context, by device
+  std::map<int, int64_t> taken;
+  std::map<int, int> contexts;
   double collective_ns = 0;
   bool capturing = false;
-  bool refusing = false; // true: coalesced calls fail
+  bool refusing = false;
   bool coalesced_has_future = false;
-  bool tells_stream = true; // shown to profilers, as NCCL's
+  bool tells_stream = true;
   int64_t backends = 0;
-  // True while a graph is captured in global mode, the thread that captures,
-  // and the number of other threads' calls that broke the capture.
   bool capturing_globally = false;
   pthread_t capturing_thread{};
   int invalidated = 0;
@@ -119,10 +117,8 @@ Simulation& sim() {
 }
 
 struct Guard : c10::impl::DeviceGuardImplInterface {
-  static thread_local std::array<int64_t, kDevices> current; // stream ids
+  static thread_local std::array<int64_t, kDevices> current;
   static thread_local c10::DeviceIndex device;
-  // This thread's calls, by name. Lookups of the current device inside one
-  // call, as CUDA's guard makes them, are not counted.
   static thread_local std::map<std::string, int> calls;
   static thread_local int capture_mode;
 
@@ -130,14 +126,13 @@ struct Guard : c10::impl::DeviceGuardImplInterface {
     const std::lock_guard<std::mutex> lock(sim().mutex);
     ++sim().counts[what];
   }
-  // Counts a call of the runtime. As with CUDA, it makes a context on the
-  // current device, even if it only returns from another device.
+  // As with CUDA, a call makes a context on the current device.
   static void called(const char* what) {
     ++calls[what];
     const std::lock_guard<std::mutex> lock(sim().mutex);
     ++sim().contexts[device];
   }
-  // Counts a call that is forbidden while another thread captures globally.
+  // CUDA forbids some calls while another thread captures in global mode.
   static void calledUnsafe(const char* what) {
     called(what);
     const std::lock_guard<std::mutex> lock(sim().mutex);
@@ -168,9 +163,9 @@ struct Guard : c10::impl::DeviceGuardImplInterface {
   }
   void setDevice(c10::Device next) const override {
     device = next.index();
-    called("set_device"); // since CUDA 12 this makes the context
+    called("set_device"); // since CUDA 12, cudaSetDevice makes the context
   }
-  // As with CUDA, no context is made if there was none.
+  // As in c10's guard for CUDA, this function makes no context.
   void uncheckedSetDevice(c10::Device next) const noexcept override {
     if (next.index() != device) {
       ++calls["set_device"];
@@ -259,7 +254,7 @@ thread_local std::array<int64_t, kDevices> Guard::current = {};
 thread_local c10::DeviceIndex Guard::device = 0;
 thread_local std::map<std::string, int> Guard::calls;
 thread_local int Guard::capture_mode = kGlobal;
-// Reports captures, as CUDA's guard does; other vendors' often do not.
+// CUDA's guard reports captures; the guards of other vendors often do not.
 struct TellingGuard final : Guard {
   bool isStreamCapturing(const c10::Stream& on) const override {
     called("capture_status");
@@ -271,7 +266,6 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, TellingGuard)
 
 class DeviceWork final : public c10d::Work {
  public:
-  // The stream that is current now counts as the Work's stream.
   DeviceWork(
       int rank,
       c10d::OpType type,
@@ -282,7 +276,6 @@ class DeviceWork final : public c10d::Work {
         future_(std::move(future)),
         end_(kType) {}
 
-  // Records the end under the backend's stream, as ProcessGroupNCCL does.
   void launched(const std::vector<at::Tensor>& tensors) {
     end_.record(c10::impl::VirtualGuardImpl(kType).getStream(device_));
     if (future_ == nullptr) {
@@ -318,11 +311,9 @@ class DeviceWork final : public c10d::Work {
 
 at::Tensor tensor(int64_t count, c10::DeviceIndex index);
 
-// Like ProcessGroupNCCL: the backend's stream waits for the caller's stream and
-// runs the collective, and the future holds an event after the collective. With
-// async_op=False the collective runs in the caller's stream. With several ranks
-// it begins when the last of their devices has reached it; the ranks exchange
-// these times through the store.
+// As in ProcessGroupNCCL, a collective runs in the backend's stream, or with
+// async_op=False in the caller's stream. With several ranks, a collective
+// begins when the devices of all ranks have reached the collective.
 class DeviceBackend final : public c10d::Backend {
  public:
   DeviceBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
@@ -354,7 +345,6 @@ class DeviceBackend final : public c10d::Backend {
     return run(tensors, !options.asyncOp);
   }
 
-  // As NCCL's, an all-reduce on the device that the caller names.
   c10::intrusive_ptr<c10d::Work> barrier(
       const c10d::BarrierOptions& options) override {
     std::vector<at::Tensor> tensors{
@@ -362,7 +352,7 @@ class DeviceBackend final : public c10d::Backend {
     return run(tensors, false);
   }
 
-  // Coalesced calls run as one, with one Work; NCCL's has no future.
+  // Coalesced calls have one Work together. NCCL's Work has no future then.
   void startCoalescing() override {
     coalesced_ = true;
   }
@@ -454,7 +444,7 @@ class DeviceBackend final : public c10d::Backend {
     running_.push_back(sim().collectives.back());
   }
 
-  // Latest time of all ranks, on the host's clock, which they share.
+  // All ranks run on one host, so they share its clock.
   double lastHostNs(double own_ns) {
     const std::string key = "collective" + std::to_string(launched_++) + ":";
     if (getSize() > 1) {
@@ -474,7 +464,7 @@ class DeviceBackend final : public c10d::Backend {
   int64_t launched_ = 0;
   bool coalesced_ = false;
   std::vector<at::Tensor> together_;
-  std::vector<Collective> running_; // whose hooks are not called yet
+  std::vector<Collective> running_;
 #ifdef HAS_COMPLETION_HOOKS
   std::map<int64_t, c10d::CompletionHook> hooks_;
   uint64_t told_ = 0;
@@ -492,8 +482,8 @@ at::Tensor tensor(int64_t count, c10::DeviceIndex index) {
 
 } // namespace
 
-// As cudaThreadExchangeStreamCaptureMode; other libraries find it if this
-// module is loaded globally.
+// Does what cudaThreadExchangeStreamCaptureMode does. Other libraries find the
+// function if this module is loaded globally.
 extern "C" int privateuseoneThreadExchangeStreamCaptureMode(int* mode) {
   std::swap(*mode, Guard::capture_mode);
   return 0;
@@ -526,8 +516,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   m.def("use_stream", [](int64_t stream) { Guard::current[0] = stream; });
   m.def("current_stream", [] { return Guard::current[0]; });
-  // Time at which a new event on the stream passes, and a stream's wait for an
-  // event that passes at a given time.
   m.def("reached", [](int64_t stream) {
     const std::lock_guard<std::mutex> lock(sim().mutex);
     return sim().reached(stream);
@@ -535,11 +523,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("wait_until", [](int64_t stream, double event_ns) {
     Guard().block(&event_ns, Guard::stream(stream));
   });
-  // The calling thread's calls so far.
   m.def("calls", [] { return Guard::calls; });
   m.def("contexts", [] { return sim().contexts; });
   m.def("tells_stream", [](bool on) { sim().tells_stream = on; });
-  // Begins or ends a capture by this thread, in global mode.
   m.def("capture_globally", [](bool on) {
     const std::lock_guard<std::mutex> lock(sim().mutex);
     sim().capturing_globally = on;

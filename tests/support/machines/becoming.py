@@ -1,4 +1,4 @@
-"""Turns a process that was forked from a running Python into the process of ``python WORDS``."""
+"""Makes a child that was forked from a running Python behave as a new ``python WORDS``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MS_REC, _MS_SLAVE, _MNT_DETACH = 0x4000, 0x80000, 2
 
 
 def enter_host(netns: str) -> None:
-    """Puts this process into a network namespace, with its own ``/sys``: ``ip netns exec``."""
+    """Does what ``ip netns exec`` does: enters the namespace and mounts its ``/sys``."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def done(result: int, what: str) -> None:
@@ -46,19 +46,12 @@ def enter_host(netns: str) -> None:
 
 
 def import_commprof() -> None:
-    """Imports the modules that most commands and ranks need, which take 0.3 s of CPU each time.
-
-    Importing starts nothing, and reads one variable: see ``forget_other_capture``.
-    """
     for module in _OF_COMMPROF:
         importlib.import_module(module)
 
 
 def forget_other_capture(environment: Mapping[str, str]) -> None:
-    """Lets commprof be imported again if ``environment`` and this process choose another capture.
-
-    The captures are the native one and that in Python.
-    """
+    """Lets commprof be imported again if ``environment`` sets ``COMMPROF_NATIVE`` differently."""
     if environment.get(variables.NATIVE) != os.environ.get(variables.NATIVE):
         _forget_commprof()
 
@@ -69,39 +62,33 @@ def _forget_commprof() -> None:
 
 
 def take_over(environment: Mapping[str, str], directory: str) -> None:
-    """Sets this process's environment, working directory and number of threads."""
     import torch
 
     forget_other_capture(environment)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(directory)
-    # The directory in which multiprocessing looks for a main script with a relative path.
+    # multiprocessing looks in this directory for a main script with a relative path.
     multiprocessing.process.ORIGINAL_DIR = directory  # type: ignore[attr-defined]
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
 
 
 def freeze() -> None:
-    """Skips, when a child ends, steps that only take time: exit handlers and destructors of torch.
-
-    Python itself, and what a child imports and makes by itself, end as in any process.
-    """
+    """Makes children skip the exit handlers and destructors that exist now, to save time."""
     gc.freeze()
     for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
         finalizer.atexit = False
     libc = ctypes.CDLL(None)
-    # Exit functions run in reverse order: first fflush, then _exit, so that destructors of the
-    # libraries that are loaded already do not run.
+    # Exit functions run in reverse order: first fflush, then _exit, which skips older functions.
     libc.on_exit(libc._exit, None)
     libc.__cxa_atexit(libc.fflush, None, None)
 
 
 def keep_reducers() -> None:
-    """Keeps the reducers of DDP models until the process ends, even after the models are deleted.
+    """Keeps the reducers of DDP models, because with torch 2.13 freeing a reducer may never end.
 
-    A reducer that is freed right after a barrier may wait forever (torch 2.13): it frees gloo's
-    group, which joins a thread without releasing the GIL, and that thread needs the GIL to free
-    the works of the backward pass, which the barrier has kept.
+    The thread that frees a reducer holds the GIL while it waits for a gloo thread, which needs
+    the GIL.
     """
     from torch.nn.parallel import DistributedDataParallel
 
@@ -116,9 +103,9 @@ def keep_reducers() -> None:
 
 
 def run(words: Sequence[str]) -> None:
-    """Runs ``-m MODULE``, ``-c CODE`` or ``SCRIPT`` at the top level of this process.
+    """Runs ``-m MODULE``, ``-c CODE`` or ``SCRIPT``.
 
-    Call it as the last act of ``__main__``: exceptions and SystemExit must reach the interpreter.
+    This must be the last call in ``__main__``: exceptions must reach the interpreter.
     """
     sys.orig_argv = [sys.executable, *words]
     unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
@@ -135,8 +122,7 @@ def run(words: Sequence[str]) -> None:
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     if kind == "-m":
-        sys.modules.pop(words[1], None)  # imported by `import_commprof`: would warn
-        # The function that the interpreter itself calls for -m.
+        sys.modules.pop(words[1], None)  # runpy would warn about an imported module
         runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
     elif kind == "-c":
         sys.argv[0] = "-c"
@@ -149,7 +135,7 @@ def run(words: Sequence[str]) -> None:
 
 
 def _open_streams(unbuffered: bool) -> None:
-    """Opens the text streams of a new Python: the forked Python's streams may hold text."""
+    """Opens new text streams, because the forked Python's streams may hold unwritten text."""
     raw = open(1, "wb", 0 if unbuffered else -1, closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = io.TextIOWrapper(raw, write_through=unbuffered)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = open(  # type: ignore[misc]  # noqa: SIM115
@@ -158,15 +144,14 @@ def _open_streams(unbuffered: bool) -> None:
 
 
 def _add_python_path() -> None:
-    """Adds entries of PYTHONPATH that this process lacks, and runs their sitecustomize."""
     given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     new = [entry for entry in given if entry not in sys.path]
     sys.path[1:1] = new
-    # Debian's Pythons have loaded their own sitecustomize, which importlib.util would find.
+    # importlib.util would find Debian's sitecustomize, which Python has loaded already.
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if new and spec is not None and spec.origin not in _DONE:
         sys.modules.pop("sitecustomize", None)
-        _forget_commprof()  # the script may change commprof's imports
+        _forget_commprof()  # sitecustomize may change what commprof imports
         with suppress(ImportError):
             __import__("sitecustomize")
 

@@ -1,5 +1,3 @@
-"""The core's own tests, built where the Makefile builds them."""
-
 from __future__ import annotations
 
 import fcntl
@@ -12,7 +10,6 @@ ROOT = Path(__file__).parents[3]
 
 
 def tool(name: str) -> str:
-    """Returns the path of a program: that of this virtual environment, else the first in PATH."""
     near = Path(sys.executable).parent / name
     found = str(near) if near.exists() else shutil.which(name)
     if found is None:
@@ -21,17 +18,12 @@ def tool(name: str) -> str:
 
 
 def run(command: list[str]) -> str:
-    """Runs a command that must succeed; returns what it printed."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
 
 def build(sanitize: str, *targets: str) -> Path:
-    """Builds all tests under these sanitizers, or only ``targets``; returns their directory.
-
-    Two builds in one tree would disturb each other, so the second waits.
-    """
     cmake, ninja = tool("cmake"), tool("ninja")
     tree = ROOT / ("build/cpp" + f"-{sanitize}" * bool(sanitize))
     options = {

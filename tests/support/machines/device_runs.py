@@ -1,5 +1,3 @@
-"""Runs a script that uses a device, and reads the trace and the truth."""
-
 from __future__ import annotations
 
 import json
@@ -16,7 +14,6 @@ ROOT = Path(__file__).parents[3]
 def run_on_device(
     module: str, directory: Path, *arguments: str, **environment: str
 ) -> tuple[Trace, dict[str, Any]]:
-    """Runs ``python -m module directory ...``; returns rank 0's trace and the script's truth."""
     words = ["-m", module, str(directory), *arguments]
     process = Forked(words, {**os.environ, **environment}, ROOT)
     said, _ = process.communicate(400)

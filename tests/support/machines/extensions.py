@@ -1,7 +1,4 @@
-"""C++ extensions of the tests, built once and again when they change.
-
-``python -m tests.support.machines.extensions`` builds all of them.
-"""
+"""Builds the tests' C++ extensions; ``python -m tests.support.machines.extensions`` builds all."""
 
 from __future__ import annotations
 
@@ -21,10 +18,10 @@ SOURCES = {
 
 
 def load(name: str) -> Any:
-    """Returns the module, to be loaded in a test's own process. Building takes a minute."""
     from torch.utils import cpp_extension
 
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # ninja
+    # torch looks for ninja in PATH.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     tree = BUILD / name
     tree.mkdir(parents=True, exist_ok=True)
     with (tree / ".lock").open("w") as lock:

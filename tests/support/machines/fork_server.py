@@ -1,9 +1,7 @@
-"""Python processes for tests, forked from a Python that has imported torch: 0.1 s, not 5 s.
+"""Forks Python processes from a Python that has imported torch: in 0.1 s, not 5 s.
 
-``Forked(words, environment)`` acts as ``python WORDS`` would. Each test process has one server,
-which ends with it. A forked process lacks some properties of a new process (LD_PRELOAD, PYTHON*
-variables, its own command line in ``/proc``, destructors of torch's libraries): tests of these
-start Python.
+A fork lacks some properties of a new process, such as LD_PRELOAD and its own command line in
+``/proc``.
 """
 
 from __future__ import annotations
@@ -28,8 +26,7 @@ from tests.support.machines import becoming, spares
 
 _ROOT = Path(__file__).parents[3]
 _MOST_BYTES = 1 << 24
-#: Message of triton (torch 2.15) at the end of modules that ``gc.freeze`` kept. No newline ends its
-#: last line.
+#: triton (torch 2.15) prints this message about modules that ``gc.freeze`` kept.
 _LEAKS = re.compile(
     r"(?:(?:nanobind: | - leaked | - \.\.\. skipped remainder).*\n)+"
     r"See https://nanobind\.\S*?/refleaks\.html\n?"
@@ -38,7 +35,7 @@ _server: tuple[int, str] | None = None
 
 
 class Forked:
-    """A process of the server, with the methods of ``subprocess.Popen`` that tests use."""
+    """Acts as ``subprocess.Popen`` does, for a process of the fork server."""
 
     def __init__(
         self,
@@ -50,11 +47,9 @@ class Forked:
         spare_count: int = 0,
         netns: str = "",
     ) -> None:
-        """Starts the process, whose output is kept in files until ``communicate``.
+        """Starts ``python WORDS``; ``split`` keeps stderr apart from stdout.
 
-        split: keep stderr separate from stdout. spare_count: Pythons that the process may start as
-        copies of itself, see ``spares``; others are started in the usual way. netns: network
-        namespace of the process; empty: this process's own.
+        The process may start ``spare_count`` Pythons as copies of itself, see ``spares``.
         """
         self.args = list(words)
         self.returncode: int | None = None
@@ -87,13 +82,11 @@ class Forked:
         return text.decode()
 
     def poll(self) -> int | None:
-        """Returns the return code as Popen does; None while the process runs."""
         with suppress(subprocess.TimeoutExpired):
             self.wait(0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Returns the return code; raises subprocess.TimeoutExpired as Popen does."""
         if self.returncode is None:
             if not select.select([self._connection], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
@@ -102,10 +95,7 @@ class Forked:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Waits; returns the output on stdout, with stderr unless that is separate, and on stderr.
-
-        A process that takes longer is killed, and subprocess.TimeoutExpired is raised.
-        """
+        """Unlike the method of Popen, kills a process that takes longer than ``timeout``."""
         try:
             self.wait(timeout)
         except subprocess.TimeoutExpired as error:
@@ -117,7 +107,6 @@ class Forked:
         return self.output(), _read(self._errors) if self._errors is not self._output else ""
 
     def output(self) -> str:
-        """Returns the output on stdout so far."""
         return _read(self._output)
 
     def __del__(self) -> None:
@@ -126,11 +115,9 @@ class Forked:
         self._connection.close()
 
     def kill(self) -> None:
-        """Sends SIGKILL if the process runs."""
         self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal if the process runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -140,7 +127,6 @@ def _read(file: IO[bytes]) -> str:
 
 
 def _address() -> str:
-    """Returns the address of this process's server; starts the server if necessary."""
     global _server
     if _server is None or _server[0] != os.getpid():
         directory = tempfile.mkdtemp(prefix="commprof-forks-")
@@ -171,8 +157,8 @@ def _end(held: int, process: subprocess.Popen[bytes], directory: str) -> None:
 
 
 def _serve(path: str, life: int) -> dict[str, Any]:
-    """Forks for each connection until ``life`` closes; returns the request in the children."""
-    # So that children need no import. The first step of an optimizer imports dynamo.
+    """Forks for each connection until ``life`` closes; only the children return."""
+    # The first step of an optimizer imports dynamo.
     import torch._dynamo
     import torch.distributed.launcher.api
     import torch.nn.parallel  # noqa: F401
@@ -228,7 +214,6 @@ def _tell_of_the_dead(children: dict[int, socket.socket]) -> None:
 
 
 def _become(fds: Sequence[int]) -> dict[str, Any]:
-    """Applies the request: output, environment, directory."""
     text, output, errors = fds
     os.lseek(text, 0, os.SEEK_SET)
     with os.fdopen(text) as file:

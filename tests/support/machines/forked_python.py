@@ -1,8 +1,7 @@
-"""A Python that has imported torch and forks for each script: a cold start needs seconds.
+"""For each script, forks a Python that has imported torch: a cold start would take seconds.
 
-Requests come as JSON lines on stdin, answers go to stdout. A child leaves the loop and runs the
-script at the top level of its interpreter, so that exceptions, exit codes and exit handlers are
-those of ``python script.py``.
+A child leaves ``_serve`` and runs the script at the top level, so that exceptions and exit codes
+are those of ``python script.py``.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def _serve() -> dict[str, Any]:
-    """Answers requests; returns only in a child, with the request to run."""
     for line in sys.stdin:
         request = json.loads(line)
         if "reap" in request:
@@ -43,13 +41,11 @@ def _serve() -> dict[str, Any]:
 
 
 def _reaped(pid: int) -> dict[str, Any]:
-    """Returns the exit code as ``subprocess`` does; None while the child runs."""
     done, status = os.waitpid(pid, os.WNOHANG)
     return {"code": os.waitstatus_to_exitcode(status) if done else None}
 
 
 def _become(request: dict[str, Any]) -> None:
-    """Sets the child's environment, limits, network, output and arguments."""
     if request["cgroup"]:
         with open(f"{request['cgroup']}/cgroup.procs", "w") as file:
             file.write(str(os.getpid()))

@@ -1,5 +1,3 @@
-"""Starts scripts as ranks through ``forked_python.py``: with ``commprof.wrap``, or without."""
-
 from __future__ import annotations
 
 import json
@@ -17,30 +15,22 @@ _POLL_S = 0.02
 
 @dataclass
 class Rank:
-    """A started process, with its exit code after its end."""
-
     pid: int
     stdout_path: Path
     stderr_path: Path
-    #: Exit code as in ``subprocess``; None before ``Forks.wait``.
     returncode: int | None = None
 
     @property
     def stdout(self) -> str:
-        """Output on stdout so far."""
         return self.stdout_path.read_text()
 
     @property
     def stderr(self) -> str:
-        """Output on stderr so far."""
         return self.stderr_path.read_text()
 
 
 class Forks:
-    """A Python that has imported torch; use it as a context manager."""
-
     def __init__(self) -> None:
-        """Starts the Python."""
         self._python = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("forked_python.py"))],
             cwd=_ROOT,
@@ -63,18 +53,10 @@ class Forks:
         memory_bytes: int = 0,
         uid: int = 0,
     ) -> Rank:
-        """Runs ``python ARGUMENTS`` in the directory; its output goes to ``NAME.out`` and ``.err``.
+        """Runs ``python ARGUMENTS``, or with ``recorded`` ``python -m commprof.wrap ARGUMENTS``.
 
-        Args:
-            arguments: the script and its arguments.
-            directory: working directory.
-            name: name of this process, for its files.
-            recorded: run with ``python -m commprof.wrap``.
-            environment: variables in addition to this process's own.
-            netns: network namespace created with ``ip netns``.
-            cgroup: directory of a cgroup to join.
-            memory_bytes: limit of the address space; 0 for no limit.
-            uid: user to switch to; 0 to keep the user.
+        ``environment`` adds to this process's variables. A ``memory_bytes`` or ``uid`` of 0
+        changes nothing.
         """
         rank = Rank(0, directory / f"{name}.out", directory / f"{name}.err")
         answer = self._ask(
@@ -90,14 +72,13 @@ class Forks:
             uid=uid,
         )
         rank.pid = answer["pid"]
-        # The child first creates the files.
+        # The child creates its files before it runs the script.
         limit = time.monotonic() + 10
         while not rank.stderr_path.exists() and time.monotonic() < limit:
             time.sleep(_POLL_S)
         return rank
 
     def wait(self, rank: Rank, timeout_s: float) -> int:
-        """Returns the exit code; after ``timeout_s`` kills the process and raises TimeoutError."""
         limit = time.monotonic() + timeout_s
         while rank.returncode is None:
             rank.returncode = self._ask(reap=rank.pid)["code"]
@@ -119,11 +100,9 @@ class Forks:
         return answer
 
     def __enter__(self) -> Forks:
-        """Returns this object."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends this Python, not the processes that it started."""
         assert self._python.stdin is not None
         assert self._python.stdout is not None
         self._python.stdin.close()

@@ -1,5 +1,3 @@
-"""Jobs under a launcher, as users start them, and their files and processes."""
-
 from __future__ import annotations
 
 import os
@@ -21,55 +19,45 @@ from tests.support.machines.faults.faults import SCRIPT
 from tests.support.machines.processes import processes_of
 
 ENDLESS = ("none", "1000000")
-"""Arguments of ``scripts/faulty.py`` for a job that does not end by itself."""
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
-_START_S = 150  # two cold starts of torch, even on a slow machine
-#: Shell script that joins a cgroup, then executes the command.
+_START_S = 150  # a slow machine may need so long for two cold starts of torch
+#: The shell gets the cgroup's directory as ``$0``.
 _IN_CGROUP = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
 
 
 @dataclass
 class Launched:
-    """A launcher and its ranks. Their output goes into files, because pipes would not be read."""
-
     process: subprocess.Popen[str]
-    #: Directory with ``out``, ``err`` and the run directory.
     place: Path
 
     @property
     def run(self) -> Path:
-        """The run directory."""
         return self.place / "run"
 
     @property
     def world(self) -> Path:
-        """Directory in which the two ranks record."""
         return self.run / "world_2"
 
     @property
     def err(self) -> str:
-        """Output on stderr."""
         return (self.place / "err").read_text()
 
     @property
     def out(self) -> str:
-        """Output on stdout."""
         return (self.place / "out").read_text()
 
     @property
     def steps_said(self) -> int:
-        """Number of steps that both ranks printed; their lines may be mixed in the shared file."""
+        # The ranks share the file, so a line may begin right after another rank's checksum.
         return len(re.findall(r"(?:^|(?<=[0-9a-f]))step \d+", self.out, re.MULTILINE))
 
     @property
     def steps_kept(self) -> int:
-        """Number of steps in both traces."""
         return sum(steps_in(path) for path in self.world.glob("rank_*.trace"))
 
     def await_steps(self) -> None:
-        """Waits until both ranks record steps."""
         limit = time.monotonic() + _START_S
         paths = [self.world / f"rank_{rank}.trace" for rank in (0, 1)]
         while not all(path.exists() and path.stat().st_size > 8_000 for path in paths):
@@ -78,7 +66,6 @@ class Launched:
             time.sleep(0.05)
 
     def await_growth(self) -> None:
-        """Waits up to 5 s until both ranks have recorded more steps."""
         paths = [self.world / f"rank_{rank}.trace" for rank in (0, 1)]
         before = [steps_in(path) for path in paths]
         limit = time.monotonic() + 5
@@ -87,11 +74,9 @@ class Launched:
             time.sleep(0.1)
 
     def pids(self) -> list[int]:
-        """Process IDs of the ranks that have begun to record."""
         return [int(each["pid"]) for each in self._metadata()]
 
     def rings(self) -> list[str]:
-        """Files that these ranks still have in shared memory, not those of an older process."""
         prefixes = [Path(each["ring_prefix"]) for each in self._metadata()]
         return [path.name for each in prefixes for path in each.parent.glob(f"{each.name}*")]
 
@@ -103,7 +88,6 @@ class Launched:
         return found
 
     def end(self) -> None:
-        """Kills the processes that are left."""
         self.process.kill()
         self.process.wait()
         for pid in processes_of(self.run):
@@ -112,13 +96,9 @@ class Launched:
 
 
 def launch(command: Sequence[str], place: Path, cgroup: str = "", **environment: str) -> Launched:
-    """Starts a command in its own process group, as a shell does.
+    """Starts a command in a process group of its own, as a shell does.
 
-    Args:
-        command: the command; its run directory, if any, must be ``place/run``.
-        place: a directory, created if necessary.
-        cgroup: directory of a cgroup to run in; empty for no cgroup.
-        environment: variables in addition to this process's own.
+    The command's run directory, if any, must be ``place/run``.
     """
     place.mkdir(parents=True, exist_ok=True)
     joined = ["sh", "-c", _IN_CGROUP, cgroup, *command] if cgroup else list(command)
@@ -136,13 +116,11 @@ def launch(command: Sequence[str], place: Path, cgroup: str = "", **environment:
 
 
 def run_of(place: Path, *what: str) -> list[str]:
-    """Returns ``commprof run`` into ``place/run``; by default, two ranks of an endless script."""
     given = what or ("--nproc", "2", str(SCRIPT), *ENDLESS)
     return [sys.executable, *RUN, "--output", str(place / "run"), *given]
 
 
 def steps_in(path: Path) -> int:
-    """Returns the number of steps in a trace; 0 if the trace does not exist yet."""
     try:
         return len(columns.steps(read_trace(path)))
     except (OSError, TraceError):

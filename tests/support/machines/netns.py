@@ -1,7 +1,6 @@
-"""Hosts in network namespaces, joined by a switch with a rate limit on every port.
+"""Hosts in network namespaces, joined by a switch; needs root, ``ip`` and ``tc``.
 
-All interfaces and addresses are inside namespaces that this module creates and removes; the
-machine's own network is not touched. Needs root, ``ip`` and ``tc``.
+The network of the machine itself is not touched.
 """
 
 from __future__ import annotations
@@ -16,17 +15,15 @@ from typing import Any
 
 from tests.support.machines.fork_server import Forked
 
-#: Jumbo frames: headers are 0.7 % of the bytes on the wire instead of 4.6 %.
+#: With jumbo frames, headers are 0.7 % of the bytes on the wire instead of 4.4 %.
 MTU = 9000
-#: Payload of a full frame divided by the bytes that the rate limit counts for it, which include
-#: Ethernet (14), IPv4 (20) and TCP with timestamps (32).
+#: The rate limit also counts headers: Ethernet 14, IPv4 20, and TCP with timestamps 32 bytes.
 PAYLOAD_SHARE = (MTU - 52) / (MTU + 14)
 
 _CONGESTION = "net.ipv4.tcp_congestion_control"
 
 
 def unavailable() -> str:
-    """Returns the reason why this machine cannot use namespaces; empty if it can."""
     if os.geteuid() != 0:
         return "needs root"
     for tool in ("ip", "tc"):
@@ -40,7 +37,7 @@ def unavailable() -> str:
 
 
 class Hosts:
-    """``count`` hosts, 10.96.0.1 and up, each with an ``eth0`` limited to ``rate`` outward."""
+    """Hosts with the addresses 10.96.0.1 and up, whose ``eth0`` sends with at most ``rate``."""
 
     def __init__(
         self,
@@ -51,10 +48,10 @@ class Hosts:
         congestion: str = "",
         second: str = "",
     ) -> None:
-        """Chooses rates in tc's notation, e.g. ``1gbit``; a link drops more than ``queue`` to send.
+        """Takes rates and sizes in tc's notation, such as ``1gbit`` and ``128kb``.
 
-        congestion: TCP's congestion control, e.g. ``reno``; empty: the machine's default.
-        second: rate of a second interface, ``eth1`` with 10.97.0.1 and up; empty: no interface.
+        ``congestion`` is TCP's algorithm, such as ``reno``, and ``second`` is the rate of an
+        additional interface ``eth1``.
         """
         self._second = second
         self._congestion = congestion
@@ -63,13 +60,11 @@ class Hosts:
         self._rate, self._burst, self._queue = rate, burst, queue
 
     def address(self, host: int, interface: str = "eth0") -> str:
-        """Returns the IPv4 address of a host."""
         return f"10.{96 if interface == 'eth0' else 97}.0.{host + 1}"
 
     def popen(
         self, host: int, command: Sequence[str], env: dict[str, str], stdin: int | None = None
     ) -> subprocess.Popen[str]:
-        """Starts a command on a host; its output is captured as text."""
         return subprocess.Popen(
             ["ip", "netns", "exec", self.names[host], *command],
             env={**os.environ, **env},
@@ -80,12 +75,10 @@ class Hosts:
         )
 
     def bytes_sent(self, host: int) -> int:
-        """Returns the bytes that a host's eth0 has sent."""
         path = "/sys/class/net/eth0/statistics/tx_bytes"
         return int(_ip("netns", "exec", self.names[host], "cat", path))
 
     def dropped(self) -> int:
-        """Returns the packets that the queues of the hosts' links dropped."""
         described = [
             json.loads(_run(["tc", "-json", "-s", "-n", name, "qdisc", "show", "dev", "eth0"]))
             for name in self.names
@@ -93,7 +86,6 @@ class Hosts:
         return sum(int(qdisc["drops"]) for found in described for qdisc in found)
 
     def __enter__(self) -> Hosts:
-        """Creates the namespaces and links."""
         try:
             _ip("netns", "add", self._switch)
             for bridge in ("br0", "br1")[: 2 if self._second else 1]:
@@ -127,7 +119,6 @@ class Hosts:
         _run(["tc", "-n", name, "qdisc", "add", "dev", interface, "root", "tbf", *limit])
 
     def __exit__(self, *_: object) -> None:
-        """Kills the processes in the namespaces, and removes namespaces and links."""
         for name in [*self.names, self._switch]:
             pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
             for pid in pids.stdout.split():
@@ -151,7 +142,6 @@ _PORT = 29500
 
 
 def run_on_each(hosts: Hosts, output: Path, arguments: Sequence[str]) -> dict[str, Any]:
-    """Runs a command on every host, with the host's number; returns machine 0's result.json."""
     count = len(hosts.names)
     command = ["-m", "commprof.run", *arguments, "--nnodes", str(count)]
     command += ["--rdzv-endpoint", f"{hosts.address(0)}:{_PORT}", "--output", str(output)]

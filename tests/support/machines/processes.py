@@ -1,5 +1,3 @@
-"""Processes that a job may leave behind, found by their arguments and environment."""
-
 from __future__ import annotations
 
 import os
@@ -14,13 +12,11 @@ _END_S = 30
 
 
 def gone(pid: int) -> bool:
-    """True if a process has ended."""
     found = stat_of(pid)
     return found is None or found.ended
 
 
 def await_gone(pids: Sequence[int]) -> list[int]:
-    """Waits for processes to end; returns those that still run."""
     limit = time.monotonic() + _END_S
     while (left := [pid for pid in pids if not gone(pid)]) and time.monotonic() < limit:
         time.sleep(0.05)
@@ -28,7 +24,6 @@ def await_gone(pids: Sequence[int]) -> list[int]:
 
 
 def processes_of(run: Path) -> list[int]:
-    """Returns running processes with this run directory in their arguments or environment."""
     name, found = os.fsencode(run), []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -1,5 +1,3 @@
-"""Runs a job's ranks as processes, on this host or one per namespace."""
-
 from __future__ import annotations
 
 import os
@@ -18,7 +16,6 @@ from tests.support.machines.fork_server import Forked
 from tests.support.machines.netns import Hosts
 
 _TIMEOUT_S = 240
-#: Shell script that runs its arguments as a command for each of RANKS at once; fails if one fails.
 _EACH_RANK = """
 for RANK in $RANKS; do export RANK; "$@" & started="$started $!"; done
 for pid in $started; do wait $pid || failed=1; done
@@ -35,10 +32,6 @@ def run_on_hosts(
     ranks_per_host: int = 1,
     **job: Any,
 ) -> WorldRun:
-    """Trains on hosts whose clocks are ahead by the given times; returns the ranks' results.
-
-    job: further fields of the job, such as ``trial`` and ``strategy``.
-    """
     world_size = ranks_per_host * len(hosts.names)
     job_path = _save(run, workload, world_size, steps, **job)
     run_module_on_hosts(hosts, "commprof.launch.worker", [str(job_path)], ahead_ms, ranks_per_host)
@@ -52,7 +45,6 @@ def run_module_on_hosts(
     ahead_ms: Sequence[float] = (),
     ranks_per_host: int = 1,
 ) -> None:
-    """Runs ``python -m module`` as every rank, with a number of ranks on each host."""
     env = {"MASTER_ADDR": hosts.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
     world_size = ranks_per_host * len(hosts.names)
     environments = [{**env, **rank_env(rank, world_size, 29500)} for rank in range(world_size)]
@@ -70,7 +62,7 @@ def run_module_on_hosts(
     processes = []
     for host, ms in enumerate(ahead_ms):
         ranks = range(host * ranks_per_host, (host + 1) * ranks_per_host)
-        # One shell, so that all ranks of a host are in the same time namespace.
+        # One shell starts all ranks of a host, so that the ranks share a time namespace.
         each = ["sh", "-c", _EACH_RANK, "sh", sys.executable, "-m", module, *arguments]
         command = [*shifted, str(ms), *each] if ms else each
         environment = {**environments[ranks[0]], "RANKS": " ".join(map(str, ranks))}
@@ -79,7 +71,6 @@ def run_module_on_hosts(
 
 
 def run_here(run: Path, workload: str, world_size: int, steps: int) -> WorldRun:
-    """Trains all ranks on this host; returns their results."""
     from commprof.launch.elastic import launch
 
     job = _job(run, workload, world_size, steps)
@@ -88,7 +79,6 @@ def run_here(run: Path, workload: str, world_size: int, steps: int) -> WorldRun:
 
 
 def run_module(module: str, arguments: list[str], world_size: int) -> list[str]:
-    """Runs ``python -m module`` as every rank of this host; returns their outputs."""
     port = free_port()
     here = {**os.environ, "MASTER_ADDR": "localhost"}
     processes = [
@@ -99,10 +89,9 @@ def run_module(module: str, arguments: list[str], world_size: int) -> list[str]:
 
 
 def free_port() -> int:
-    """Returns a TCP port of localhost that is free, below those that the kernel hands out.
+    """Returns a free TCP port that is not in the range from which the kernel picks ports.
 
-    A port that the kernel hands out, as it does for ``bind`` of port 0, may soon be handed out to
-    another process too.
+    The kernel may soon give a port of its range to another process.
     """
     handed_out = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for port in random.SystemRandom().sample(range(10_000, handed_out), 100):
@@ -126,7 +115,6 @@ def _save(run: Path, workload: str, world_size: int, steps: int, **given: Any) -
 
 
 def rank_env(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Returns the environment variables that a launcher sets for a rank, without MASTER_ADDR."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": "0",
@@ -150,7 +138,7 @@ def _wait(processes: Sequence[subprocess.Popen[str] | Forked]) -> list[str]:
 
 
 def _rest(killed: subprocess.Popen[str] | Forked) -> str:
-    """Returns a process's output, without waiting for children that may hold the pipe."""
+    """Waits at most 5 s, because children of the process may hold the pipe."""
     try:
         return killed.communicate(timeout=5)[0]
     except subprocess.TimeoutExpired:

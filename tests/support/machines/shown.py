@@ -1,5 +1,3 @@
-"""Commands and code that users are shown: blocks of code in the pages, examples in the help."""
-
 from __future__ import annotations
 
 import os
@@ -15,14 +13,12 @@ from commprof.commands import homes, load, main, make_parser
 from commprof.commands.running.run_arguments import SHORT_DESCRIPTION
 
 ROOT = Path(__file__).parents[3]
-#: Start of a user's command with this Python, by its first word.
 _PROGRAMS = {
     "python": [sys.executable],
     "torchrun": [sys.executable, "-m", "torch.distributed.run"],
     "commprof": [sys.executable, "-m", "commprof"],
 }
-#: torchrun uses a free port instead of 29500, which other tests may use; Ray waits longer for its
-#: workers, because the machine is shared.
+#: PET_STANDALONE makes torchrun use a free port, because other tests may use port 29500.
 _ENVIRONMENT = {
     **{"PET_STANDALONE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100"},
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
@@ -35,10 +31,9 @@ _READS = re.compile(
     r"(python -m )?commprof ((report|trace|compare|audit|fit|predict|chakra|top|launch-files)\b"
     r"|run .*--dry-run)|python -m commprof\.run .*--dry-run"
 )
-#: `commprof audit` returns 1 for a report with findings; bare `launch-files` names missing options.
+#: ``commprof audit`` returns 1 for findings; ``launch-files`` without options returns 2.
 EXIT_CODES = {"commprof audit SCALING.md": 1, "commprof launch-files": 2}
 _EXAMPLE = re.compile(r"^  ((?:eval|torchrun|commprof|sbatch) .*?)(?:\s{2,}.*)?$", re.MULTILINE)
-#: Placeholders in the help's examples, each with a value.
 _PLACEHOLDERS = {
     **{" A B": " BEFORE AFTER", "-- COMMAND": "-- true", " OP": " all_reduce"},
     **{" SOURCE...": " bench.json", " FILE": " SCALING.md", " DUMPS": " dumps"},
@@ -47,39 +42,31 @@ _PLACEHOLDERS = {
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block of a page."""
-
-    #: Path of the page, from the repository's root.
     page: str
     language: str
     text: str
 
     @property
     def first_line(self) -> str:
-        """First line, which distinguishes the block from the page's other blocks."""
         return self.text.partition("\n")[0].strip()
 
     def lines(self) -> list[str]:
-        """Command lines: continued lines joined, comments removed."""
         joined = re.sub(r"\\\n\s*", "", self.text)
         lines = (re.sub(r"(^|\s+)# .*", "", line).strip() for line in joined.splitlines())
         return [line.removeprefix("$ ") for line in lines if line]
 
 
 def pages() -> list[Path]:
-    """Returns README, CONTRIBUTING and docs."""
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks() -> Iterator[Block]:
-    """Returns the blocks of all pages."""
     for page in pages():
         for match in _FENCE.finditer(page.read_text()):
             yield Block(str(page.relative_to(ROOT)), match[1], match[2])
 
 
 def helps() -> Iterator[Block]:
-    """Returns the examples in the commands' own help."""
     texts = {"": make_parser().description or "", "run --help": SHORT_DESCRIPTION}
     texts |= {name: load(name).description for name in homes()}
     for name, text in texts.items():
@@ -90,27 +77,23 @@ def helps() -> Iterator[Block]:
 
 
 def is_typed(block: Block) -> bool:
-    """True if a block holds command lines."""
     return block.language in ("", "bash", "console", "sh") and bool(_TYPED.match(block.text))
 
 
 def shown_lines() -> list[str]:
-    """Returns every command line of the pages and helps, once."""
     typed = [block for block in (*blocks(), *helps()) if is_typed(block)]
     return list(dict.fromkeys(line for block in typed for line in block.lines()))
 
 
 def only_reads(line: str) -> bool:
-    """True if a line is a command of commprof that does not train."""
     return bool(_READS.match(line))
 
 
 def read_in_scene(line: str, here: Path) -> bool:
-    """Runs a line that only reads in this process; returns True if it ended as expected."""
     given = re.sub(r" > \S+$", "", line)
     given = re.sub(r"/shared/(\w+)", lambda match: shlex.quote(f"{here}/{match[1]}"), given)
     given = re.sub(r"(?<= )-o (?=\S)", "--force -o ", given)
-    given = re.sub(r"(top (?:RUN|LOGS))$", r"\1 --once", given)  # otherwise it runs until Ctrl-C
+    given = re.sub(r"(top (?:RUN|LOGS))$", r"\1 --once", given)  # otherwise top does not end
     words = shlex.split(re.sub(r"^(python -m )?commprof[. ]", "", given))
     try:
         code = main(words)
@@ -120,7 +103,6 @@ def read_in_scene(line: str, here: Path) -> bool:
 
 
 def run_shown(line: str, directory: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Runs a page's command line with this Python, in a directory."""
     program, *arguments = shlex.split(line)
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(

@@ -1,7 +1,6 @@
-"""Spare processes in which a launcher starts Python without delay: forks of the launcher.
+"""Spare processes, in which a launcher starts Python without delay.
 
-They are forked before the launcher does anything, so that they share its imports and nothing
-else. They are children of the launcher, like processes that it starts in the usual way.
+A spare is a fork of the launcher, made before the launcher does anything but import modules.
 """
 
 from __future__ import annotations
@@ -24,14 +23,11 @@ from tests.support.machines.becoming import take_over
 _MOST_BYTES = 1 << 20
 _MOST_FDS = 8
 _HIGH_FD = 200
-#: Code with which multiprocessing starts Pythons; not that of its resource tracker, which needs no
-#: torch.
+#: multiprocessing's resource tracker starts with other code, and needs no torch.
 _OF_MULTIPROCESSING = re.compile(r"from multiprocessing\.(forkserver|spawn) import")
 
 
 class _Spare:
-    """A spare process, as the launcher sees it."""
-
     def __init__(self, pid: int, connection: socket.socket) -> None:
         self.pid = pid
         self._connection = connection
@@ -43,10 +39,9 @@ class _Spare:
         fds: Mapping[int, int],
         own: bool,
     ) -> int:
-        """Runs ``python WORDS`` in the spare; returns its process ID.
+        """Runs ``python WORDS`` in the spare; ``own`` starts a new session.
 
-        ``fds``: files of this process for the spare, by their number in the spare; ``own``: True if
-        the spare begins a session of its own.
+        ``fds`` maps a file's number in the spare to the file's number in this process.
         """
         request = {
             "words": list(words),
@@ -65,7 +60,7 @@ class _Spare:
 
 
 class _Started(subprocess.Popen[bytes]):
-    """A spare that runs a script, with the interface that torch's launcher expects of a rank."""
+    """Gives torch's launcher the interface of a process for a spare that runs already."""
 
     def __init__(self, pid: int, args: Sequence[str]) -> None:
         self.args, self.pid, self.returncode = args, pid, None  # type: ignore[assignment]
@@ -76,7 +71,7 @@ class _Started(subprocess.Popen[bytes]):
 
 
 def keep(count: int, words: list[str]) -> list[str]:
-    """Forks spares; returns ``words`` in this process, and in a spare those that it has to run."""
+    """Returns ``words`` in this process, and in a spare the words that the launcher sent."""
     spares: list[_Spare] = []
     for _ in range(count):
         ours, theirs = socket.socketpair()
@@ -93,7 +88,6 @@ def keep(count: int, words: list[str]) -> list[str]:
 
 
 def _wait(connection: socket.socket) -> list[str]:
-    """Waits, in a spare, for the launcher to send the words; exits if the launcher ends first."""
     head, fds, _, _ = socket.recv_fds(connection, 4, _MOST_FDS)
     if not head:
         os._exit(0)
@@ -116,7 +110,6 @@ def _wait(connection: socket.socket) -> list[str]:
 
 
 def _use(spares: list[_Spare]) -> None:
-    """Makes multiprocessing and torch's launcher, in this process, use spares."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
     spawn, popen = util.spawnv_passfds, subprocess.Popen

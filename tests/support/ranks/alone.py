@@ -1,5 +1,3 @@
-"""Training in one process, without a process group."""
-
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
@@ -14,8 +12,6 @@ from commprof.workloads.training import Training
 
 
 class Alone(Ddp):
-    """Strategy that does not wrap the model; notes for each pass if DDP would synchronise it."""
-
     def __init__(self, options: Any = None) -> None:
         super().__init__()
         self.synchronisations: list[bool] = []
@@ -29,5 +25,4 @@ class Alone(Ddp):
 
 
 def alone(trainee: Trainee, shard: Shard, lr_scale: float = 1.0, **options: Any) -> Training:
-    """Returns the trainee with these training options, under the strategy ``Alone``."""
     return Training(trainee, Alone(), TrainingOptions(**options), shard, lr_scale)

@@ -1,7 +1,6 @@
-"""One rank that trains: ``both DIR`` or ``until DIR FILE``.
+"""Trains one rank: the arguments are ``both DIR`` or ``until DIR FILE``.
 
-``both`` records 12 steps in always-on mode and in full. ``until`` records nothing at first, and
-trains until FILE exists.
+``both`` records 12 steps in always-on mode and in full; ``until`` trains until FILE exists.
 """
 
 from __future__ import annotations

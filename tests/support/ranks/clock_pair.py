@@ -1,10 +1,3 @@
-"""Two processes that compare their clocks many times, without a torch job.
-
-``answer ADDRESS`` prints its port and token as JSON and answers until its input is closed;
-``ask ADDRESS PORT TOKEN TRIALS DIRECTORY`` records TRIALS traces, each with a burst of comparisons
-at its begin and one at its end.
-"""
-
 from __future__ import annotations
 
 import json
@@ -19,7 +12,6 @@ _TRIAL_S = 0.3
 
 
 def answer(address: str) -> None:
-    """Runs rank 0, which answers."""
     assert native_error is None
     port, token = native.clock_serve(address, 4711, 2)
     print(json.dumps([port, token]), flush=True)
@@ -27,7 +19,6 @@ def answer(address: str) -> None:
 
 
 def ask(address: str, port: str, token: str, trials: str, directory: str) -> None:
-    """Runs rank 1, which asks."""
     assert native_error is None
     metadata = json.dumps(trace_bytes.metadata())
     for trial in range(int(trials)):

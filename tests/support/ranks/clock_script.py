@@ -1,5 +1,3 @@
-"""A user's loop whose capture starts before or after ``init_process_group``."""
-
 from __future__ import annotations
 
 import sys
@@ -12,7 +10,6 @@ import commprof
 
 
 def main(directory: str, begin: str) -> None:
-    """Runs three steps of one collective each."""
     profiler = commprof.profile(directory)
     if begin == "before":
         profiler.start()

@@ -1,8 +1,3 @@
-"""A rank of a gloo job that hangs for a known reason and dumps its Flight Recorder.
-
-Arguments: folder, rank, world size, cause, and the rank at fault. All ranks dump, then all end.
-"""
-
 from __future__ import annotations
 
 import os
@@ -11,12 +6,10 @@ import threading
 import time
 from pathlib import Path
 
-#: Seconds before the dump, once all ranks are in the job; their work needs microseconds.
 _UNTIL_DUMP_S = 1.5
 
 
 def main() -> None:
-    """Hangs for the given cause."""
     folder, cause = Path(sys.argv[1]), sys.argv[4]
     rank, world_size, guilty = int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[5])
     os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"
@@ -28,7 +21,7 @@ def main() -> None:
     values = torch.ones(64)
     pairs = [dist.new_group([one, one + 1]) for one in range(world_size - 1)]
     other = dist.new_group(list(range(world_size)))
-    for _ in range(3):  # gloo's dumps show a group's ranks only if they use the group
+    for _ in range(3):  # a gloo dump shows a group's ranks only once the group was used
         for group in (None, other, *pairs[max(rank - 1, 0) : rank + 1]):
             dist.all_reduce(values, group=group)
     threading.Thread(target=dump, args=(folder, rank, world_size), daemon=True).start()
@@ -44,7 +37,7 @@ def main() -> None:
             handle.wait()
     elif cause == "mismatch":
         dist.broadcast(values, 0) if rank == guilty else dist.all_reduce(values)
-    elif cause == "chain":  # each waits in its pair for the next one, and the last one does nothing
+    elif cause == "chain":
         if rank + 1 < world_size:
             dist.all_reduce(values, group=pairs[rank])
     elif cause == "circle":
@@ -55,7 +48,6 @@ def main() -> None:
 
 
 def dump(folder: Path, rank: int, world_size: int) -> None:
-    """Writes the dump, waits for the dumps of all ranks, and ends the process."""
     from torch._C._distributed_c10d import _dump_fr_trace
 
     time.sleep(_UNTIL_DUMP_S)

@@ -1,8 +1,4 @@
-"""Rank in both modes at once: DDP, explicit waits, roots, messages, and a group of two.
-
-``python -m tests.support.ranks.last_arrivals_rank DIR [SKIP [LINGER_S]]``: rank SKIP does not
-record; capture continues for LINGER_S after the last step.
-"""
+"""Records in always-on mode and in full mode at the same time."""
 
 from __future__ import annotations
 
@@ -22,7 +18,6 @@ STEPS = 30
 
 
 def with_roots(rank: int, step: int) -> None:
-    """Issues operations in which ranks wait for some ranks only; the root is late."""
     size, value = dist.get_world_size(), torch.zeros(8)
     root = step % size
     time.sleep(0.001 * ((rank - root) % size == 0) + 0.002 * ((rank - root) % size == 1))

@@ -1,7 +1,6 @@
-"""Deletes the microbenchmark's call, with the last reference to a group, while a call is pending.
+"""Deletes the last reference to a process group while a call of the group is pending.
 
-The two ranks are threads of this process, and the group is that of rank 0. The group's destructor
-waits for the pending all-reduce, which needs rank 1's thread, and so the GIL.
+The group's destructor waits for the thread of rank 1, and this thread needs the GIL.
 """
 
 from __future__ import annotations

@@ -1,8 +1,3 @@
-"""Pastes each fix of the catalogue into a script of one rank, with an object for each YOUR_ name.
-
-Prints the name of each cause whose fix ran.
-"""
-
 from __future__ import annotations
 
 import contextlib
@@ -22,8 +17,6 @@ from commprof.analysis.causes.registry import CAUSES
 
 
 class Samples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
-    """A few samples."""
-
     def __len__(self) -> int:
         return 8
 
@@ -34,16 +27,14 @@ class Samples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
 
 
 def model() -> nn.Sequential:
-    """Blocks in a list."""
     return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)))
 
 
-#: Causes of sharded models that FSDP1 mends in lines of its own.
 GATHERED = ("gathered-parameters", "gathered-gradients")
 
 
 def wrapped(cause: str, flat: bool) -> nn.Module:
-    """The model as the script has it when the fix is pasted."""
+    """Returns the model that a fix expects; ``flat`` means FSDP1."""
     if flat and cause in ("fsdp-every-pass", "fsdp-gathers-each-pass", *GATHERED):
         from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -61,7 +52,6 @@ def wrapped(cause: str, flat: bool) -> nn.Module:
 
 
 def names(cause: str, flat: bool, folder: str) -> dict[str, Any]:
-    """Objects of a script, by the YOUR_ names which the user replaces by names of his own."""
     trained = wrapped(cause, flat)
     if cause == "gathered-gradients":
         trained(torch.ones(8, 4)).sum().backward()
@@ -114,7 +104,6 @@ def names(cause: str, flat: bool, folder: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Pastes all fixes."""
     torch.set_num_threads(1)
     environment = dict(os.environ)
     with tempfile.TemporaryDirectory() as folder:
@@ -122,7 +111,7 @@ def main() -> None:
             for flat, fix in enumerate(filter(None, (cause.fix, cause.fix_of_fsdp1))):
                 store = dist.FileStore(os.path.join(folder, f"{cause.id}-{flat}"), 1)
                 dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-                # Without a GPU: for a tensor that is on the GPU already, .cuda() would do nothing.
+                # .cuda() would fail here, because there is no GPU.
                 text = fix.replace(".cuda()", ".clone()")
                 scope = {"torch": torch, **names(cause.id, bool(flat), folder)}
                 with contextlib.redirect_stdout(sys.stderr):

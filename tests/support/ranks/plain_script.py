@@ -1,5 +1,3 @@
-"""A user's training script over gloo, without commprof, with places for additions."""
-
 from __future__ import annotations
 
 _TEXT = """
@@ -23,7 +21,6 @@ dist.barrier()
 dist.destroy_process_group()
 """
 LAYER_BYTES = (256 * 256 + 256) * 4
-"""Bytes of one layer's gradients."""
 
 
 def plain_script(
@@ -34,7 +31,7 @@ def plain_script(
     wrapped: str = "",
     options: dict[str, object] | None = None,
 ) -> str:
-    """Returns the script; `first` is before the process group, `wrapped` after the model `ddp`."""
+    """Returns the script; `first` is put before the process group, `wrapped` below the model."""
     return _TEXT.format(
         steps=steps, layers=layers, first=first, wrapped=wrapped, options=options or {}
     )

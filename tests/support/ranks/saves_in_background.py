@@ -1,5 +1,3 @@
-"""Pastes the fix for a checkpoint of one rank alone, and trains while it is written."""
-
 from __future__ import annotations
 
 import sys

@@ -1,8 +1,3 @@
-"""Scenarios of processes under ``commprof.profile()``: run as a module with NAME DIRECTORY.
-
-Each scenario is one function, which prints its actions on stdout, as JSON, one per line.
-"""
-
 from __future__ import annotations
 
 import functools
@@ -30,36 +25,28 @@ from commprof._native import native
 from commprof.errors import CommprofError
 
 QUIET_S = 0.05
-"""Seconds in which gloo's threads record the last completions."""
+"""Within this time, gloo's threads record the last completions."""
 
 NEVER_MS = 3_600_000
-"""Milliseconds between two flushes in a process that lives for seconds."""
 
 
 def say(**what: Any) -> None:
-    """Prints one line for the test."""
     print(json.dumps(what), flush=True)
 
 
 def recorded(prof: commprof.Profiler) -> int:
-    """Returns the number of records pushed so far, drained or not."""
     stats = prof.stats()
     assert stats.records_dropped == 0
     return int(stats.records_written + stats.records_unwritten)
 
 
 def leave_records_in_rings() -> None:
-    """Makes the native recorders of this process flush no records after their start.
-
-    Where the machine is slow, the flushes of the start take the records of the first steps, too.
-    """
     if native is not None:
         start = functools.partial(native.start, flush_interval_ms=NEVER_MS)
         mock.patch.object(native, "start", start).start()
 
 
 def model() -> DistributedDataParallel:
-    """Returns a model with two buckets of gradients."""
     torch.manual_seed(1)
     dist.init_process_group("gloo")
     return DistributedDataParallel(
@@ -68,13 +55,11 @@ def model() -> DistributedDataParallel:
 
 
 def train_step(ddp: nn.Module, prof: commprof.Profiler) -> None:
-    """Runs forward and backward, and ends the step."""
     ddp(torch.ones(4, 64)).sum().backward()
     prof.step()
 
 
 def killed_by_itself(directory: Path) -> None:
-    """Rank 1 counts its records and kills itself; rank 0 then has a dead peer."""
     ddp = model()
     with commprof.profile(directory) as prof:
         for _ in range(5):
@@ -90,7 +75,6 @@ def killed_by_itself(directory: Path) -> None:
 
 
 def killed_from_outside(directory: Path) -> None:
-    """Every rank trains until it is killed, and prints its steps."""
     ddp = model()
     with commprof.profile(directory) as prof:
         for step in range(1_000_000):
@@ -99,27 +83,23 @@ def killed_from_outside(directory: Path) -> None:
 
 
 def ends_with_exit(directory: Path) -> None:
-    """Calls ``sys.exit`` inside the block."""
     with commprof.profile(directory) as prof:
         prof.step()
         sys.exit(3)
 
 
 def ends_with_error(directory: Path) -> None:
-    """Raises an exception inside the block."""
     with commprof.profile(directory) as prof:
         prof.step()
         raise LookupError("the user's own")
 
 
 def ends_without_stop(directory: Path) -> None:
-    """Starts capture without a block and does not stop it."""
     prof = commprof.profile(directory).start()
     prof.step()
 
 
 def ends_at_once(directory: Path) -> None:
-    """Calls ``os._exit``: nothing is closed or cleaned up."""
     leave_records_in_rings()
     with commprof.profile(directory) as prof:
         for _ in range(100):
@@ -130,7 +110,6 @@ def ends_at_once(directory: Path) -> None:
 
 
 def two_sessions(directory: Path) -> None:
-    """Closes one trace, and leaves the next one cut off."""
     leave_records_in_rings()
     with commprof.profile(directory / "first") as prof:
         for _ in range(10):
@@ -143,7 +122,6 @@ def two_sessions(directory: Path) -> None:
 
 
 def forks(directory: Path) -> None:
-    """Runs DataLoader workers, and children that end in every way, inside the block."""
     data = TensorDataset(torch.arange(12.0))
     with commprof.profile(directory / "parent") as prof:
         seen = 0
@@ -172,13 +150,12 @@ def forks(directory: Path) -> None:
 
 
 def in_a_child(directory: Path) -> None:
-    """Records in a process of ``multiprocessing``, in which exit handlers do not run."""
+    """A process of ``multiprocessing`` runs no exit handlers."""
     with commprof.profile(directory) as prof:
         prof.step()
 
 
 def disk_fills_up(directory: Path) -> None:
-    """Limits the size of files to that of the trace after ten steps."""
     total = torch.zeros(4)
     with commprof.profile(directory) as prof:
         for _ in range(10):
@@ -190,17 +167,16 @@ def disk_fills_up(directory: Path) -> None:
         for _ in range(10):
             total += torch.ones(4)
             prof.step()
-        time.sleep(0.5)  # two flushes
+        time.sleep(0.5)
         stats = prof.stats()
     say(total=total.tolist(), written=stats.records_written, errno=stats.write_errno)
 
 
 def refusals(directory: Path) -> None:
-    """Tries everything that ``profile()`` refuses; prints the messages by name."""
     (directory / "file").write_text("")
     (directory / "taken").mkdir()
     (directory / "taken" / "rank_0.trace").write_text("keep me")
-    # Not in tmp_path, which other users may not enter.
+    # Another user may not enter tmp_path, so this folder is elsewhere.
     read_only = Path(tempfile.mkdtemp(prefix="commprof-read-only-"))
     read_only.chmod(0o555)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -227,7 +203,6 @@ def refusals(directory: Path) -> None:
 
 
 def refused(name: str, directory: Path, **options: Any) -> None:
-    """Returns the message of profile(); the block itself must not be reached."""
     with suppress(CommprofError):
         try:
             with commprof.profile(directory, **options):

@@ -1,7 +1,6 @@
-"""One rank of the backend's tests: ``python -m tests.support.ranks.shm_rank SCENARIO [HOSTS]``.
+"""Usage: ``python -m tests.support.ranks.shm_rank SCENARIO [HOSTS]``.
 
-HOSTS is a comma-separated list of each rank's host: ranks of this machine then count as ranks of
-several hosts.
+HOSTS names the host of each rank, separated by commas, so that one machine stands for several.
 """
 
 from __future__ import annotations
@@ -20,17 +19,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commprof
-import commprof.tune.backend  # registers "commprof"
+import commprof.tune.backend  # this import registers the backend "commprof"
 from commprof.tune import compressors
 
-#: Timeout of the group in which a rank is lost; other groups need a long one on a busy machine.
 TIMEOUT_S = 3
 _LONG_TIMEOUT_S = 60
 SHM = "/dev/shm/commprof-shm-"
 
 
 def collectives() -> None:
-    """Compares every operation with gloo, in all element types, also for strided tensors."""
     gloo, rank, size = dist.new_group(backend="gloo"), dist.get_rank(), dist.get_world_size()
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64):
         for operation in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN):
@@ -55,14 +52,13 @@ def collectives() -> None:
     works = [dist.all_reduce(torch.ones(50_000), async_op=True) for _ in range(20)]
     assert all(work.wait() for work in works)
     gathered: list[object] = [None] * size
-    dist.all_gather_object(gathered, {"rank": rank})  # uint8 and sizes: partly through gloo
+    dist.all_gather_object(gathered, {"rank": rank})
     assert gathered == [{"rank": other} for other in range(size)]
     dist.barrier()
     print("equal")
 
 
 def training() -> None:
-    """Trains with DDP over shared memory; the parameters are those of DDP over gloo."""
     ends = []
     for group in (dist.group.WORLD, dist.new_group(backend="gloo")):
         torch.manual_seed(0)
@@ -77,13 +73,13 @@ def training() -> None:
             model(torch.randn(16, 64, generator=generator)).square().mean().backward()
             optimizer.step()
         ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    # Two ranks can be summed in one order only.
+    # Two ranks can be summed in one order only, so their parameters are equal bit by bit.
     same = torch.equal(*ends) if dist.get_world_size() == 2 else torch.allclose(*ends, atol=1e-6)
     assert same
     print("same parameters")
 
 
-#: Calls of most ranks, and of the last rank.
+#: In each pair, the last rank passes the second tensor, and all other ranks pass the first tensor.
 DISAGREEMENTS = (
     (torch.ones(3), torch.ones(4)),
     (torch.ones(1_000_000), torch.ones(1_500_000)),
@@ -93,7 +89,6 @@ DISAGREEMENTS = (
 
 
 def disagreement() -> None:
-    """Ranks whose tensors differ all raise an error, long before any timeout."""
     last = dist.get_rank() == dist.get_world_size() - 1
     for tensors in DISAGREEMENTS:
         # Between hosts the error breaks a group, so each case has its own group.
@@ -105,11 +100,10 @@ def disagreement() -> None:
             assert time.monotonic() - begin < 15
             print(error)
     sys.stdout.flush()
-    os._exit(0)  # broken groups cannot be destroyed together
+    os._exit(0)  # the ranks cannot destroy a broken group together
 
 
 def lost() -> None:
-    """The last rank ends, or stops, before a collective; the other ranks' errors name it."""
     dist.all_reduce(torch.ones(10))
     if dist.get_rank() == dist.get_world_size() - 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -120,14 +114,10 @@ def lost() -> None:
         assert time.monotonic() - begin < TIMEOUT_S + 2
         print(error)
         sys.stdout.flush()
-        os._exit(0)  # the broken group cannot be destroyed together
+        os._exit(0)
 
 
 def caller_state() -> None:
-    """As with gloo, leaves that require gradients and inference tensors can be exchanged.
-
-    Callbacks of futures run in the caller's gradient mode.
-    """
     rank, size = dist.get_rank(), dist.get_world_size()
     leaf = torch.full((2, 3, 4, 5), float(rank)).to(memory_format=torch.channels_last)
     leaf.requires_grad_()
@@ -142,7 +132,7 @@ def caller_state() -> None:
             assert values.allclose(torch.full_like(values, mean))
     with torch.no_grad():
         if rank == 0:
-            time.sleep(0.2)  # on the other ranks, callbacks then run in the backend's thread
+            time.sleep(0.2)  # on the other ranks, the callback then runs in the backend's thread
         future = dist.all_reduce(torch.ones(9), async_op=True).get_future()
         modes = future.then(lambda _: torch.is_grad_enabled())
     assert modes.wait() is False
@@ -150,7 +140,6 @@ def caller_state() -> None:
 
 
 def failing() -> None:
-    """A collective fails on the last rank only; all ranks print the errors that they get."""
     cannot_copy, cannot_return = torch.zeros(1).expand(1 << 60), torch.zeros(1).expand(3)
     last = dist.get_rank() == dist.get_world_size() - 1
     for tensor in (cannot_copy, cannot_return):
@@ -168,12 +157,11 @@ def failing() -> None:
             tensor = tensor if tensor is cannot_return else torch.ones(3)
         assert time.monotonic() - begin < 15
     sys.stdout.flush()
-    os._exit(0)  # broken groups cannot be destroyed together
+    os._exit(0)
 
 
 def barrier() -> None:
-    """Collectives issued before a barrier are complete after it, over both transports."""
-    for dtype in (torch.uint8, torch.float32):  # by gloo, and by shared memory
+    for dtype in (torch.uint8, torch.float32):  # gloo takes uint8, shared memory takes float32
         for _ in range(3):
             work = dist.all_reduce(torch.ones(10_000_000, dtype=dtype), async_op=True)
             dist.barrier()
@@ -183,7 +171,6 @@ def barrier() -> None:
 
 
 def ending() -> None:
-    """A rank shuts its group down, aborts it, or is late for a changed timeout."""
     last = dist.get_rank() == dist.get_world_size() - 1
     for end in ("shutdown", "abort", "timeout"):
         group = dist.new_group(backend="commprof", timeout=timedelta(seconds=60))
@@ -200,10 +187,9 @@ def ending() -> None:
                 print(end, error, flush=True)
         dist.barrier()
     sys.stdout.flush()
-    os._exit(0)  # broken groups cannot be destroyed together
+    os._exit(0)
 
 
-#: Compressors, with the largest relative difference of their means from the plain means.
 HOOKS = {
     "hierarchical": 1e-6,
     "none": 1e-6,
@@ -215,7 +201,6 @@ HOOKS = {
 
 
 def hooks() -> None:
-    """Compressors between hosts give a mean near the plain one, with the same bits on all ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator().manual_seed(rank)
     inputs = [torch.randn(16, 48, generator=generator) for _ in range(3)]
@@ -231,7 +216,6 @@ def hooks() -> None:
 
 
 def _gradients(hook: str | None, inputs: list[torch.Tensor]) -> torch.Tensor:
-    """Returns the gradients of a model with several buckets, after one step per input."""
     torch.manual_seed(0)
     layers = [nn.Linear(48, 48) for _ in range(6)]
     model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.02)
@@ -248,16 +232,11 @@ def _gradients(hook: str | None, inputs: list[torch.Tensor]) -> torch.Tensor:
 
 
 def kind() -> None:
-    """Prints the type of the group."""
     print(type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__)
     dist.all_reduce(torch.ones(10))
 
 
 def large() -> None:
-    """Compares sums and means of tensors of one or several chunks with values computed by hand.
-
-    Two all-reduces of the same tensor are in flight at once.
-    """
     rank, size = dist.get_rank(), dist.get_world_size()
     for count in (1, 1000, 100_003, 3_000_001):
         data = torch.arange(count).remainder(1000).float() * (rank + 1)
@@ -272,13 +251,12 @@ def large() -> None:
 
 
 def main() -> None:
-    """Runs one scenario in a group of the backend."""
     scenario = sys.argv[1]
     hosts = sys.argv[2].split(",") if len(sys.argv) > 2 else []
     if hosts:
         os.environ["COMMPROF_HOST"] = hosts[int(os.environ["RANK"])]
     if scenario == "kind" and not hosts:
-        commprof.tune.backend.SLOT_BYTES = 1 << 44  # more than any /dev/shm has
+        commprof.tune.backend.SLOT_BYTES = 1 << 44  # no /dev/shm is so large
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -1,8 +1,3 @@
-"""Runs the pages' blocks of Python on two ranks.
-
-A block may use the objects that a user has at that point: a model, its data, an optimizer.
-"""
-
 from __future__ import annotations
 
 import os
@@ -22,7 +17,6 @@ from tests.support.builders.run_directories import ranks_of, write_run
 
 
 def run_block(path: str) -> None:
-    """Runs the file in a new directory next to it, in the middle of training."""
     source = Path(path)
     directory = source.with_suffix("")
     directory.mkdir(exist_ok=True)
@@ -45,14 +39,14 @@ def run_block(path: str) -> None:
         total = torch.ones(1)
         dist.all_reduce(total)
         assert total.item() == dist.get_world_size()
-        # Delete the models first. If a reducer is the last to refer to its process group, it joins
-        # gloo's threads while it holds the GIL. One of these threads may wait for the GIL.
+        # The models must go first: a reducer that destroys its process group joins gloo's threads
+        # while it holds the GIL, and such a thread may wait for the GIL.
         names.clear()
         dist.destroy_process_group()
 
 
 class _Batches(list[tuple[torch.Tensor, torch.Tensor]]):
-    """Batches that arrive slowly, so that the run is long enough for a summary."""
+    """The pause per batch makes the run long enough for a summary."""
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for batch in super().__iter__():
@@ -61,7 +55,6 @@ class _Batches(list[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def training() -> dict[str, Any]:
-    """Returns the training's objects, under the names that the pages use."""
     torch.manual_seed(0)
     model = nn.Linear(8, 4)
     ddp = DistributedDataParallel(model)

@@ -1,5 +1,3 @@
-"""One rank under commprof and torch.profiler at once; run as a module with DIRECTORY."""
-
 from __future__ import annotations
 
 import sys
@@ -16,7 +14,6 @@ COLLECTIVES = 5
 
 
 def train(directory: Path) -> None:
-    """Issues all-reduces some milliseconds apart, which both profilers record."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     values = torch.ones(1000)

@@ -1,7 +1,4 @@
-"""Rank for tests of trials: trains without a trial, or with one, and prints digests as JSON.
-
-``python -m tests.support.ranks.trial_rank KIND DIR PLAN...``; KIND is ddp, fsdp or hsdp.
-"""
+"""Usage: ``python -m tests.support.ranks.trial_rank ddp|fsdp|hsdp DIRECTORY PLAN...``."""
 
 from __future__ import annotations
 
@@ -26,14 +23,10 @@ from torch.nn.parallel import DistributedDataParallel
 import commprof
 from commprof.tune.trials.plan import SETTLE_STEPS, parse_trial
 
-#: Who ends the steps: the script, or commprof, which finds them. A trial then restores the state at
-#: different places of the loop.
 DECLARED, FOUND = "declared", "found"
 
 
 class Training:
-    """Training with dropout, batch norm, averaged weights, Adam, a schedule, a gradient scaler."""
-
     def __init__(self, kind: str) -> None:
         torch.manual_seed(7)
         np.random.seed(8)
@@ -54,7 +47,6 @@ class Training:
         self.losses: list[float] = []
 
     def step(self, number: int, end: Callable[[], None]) -> None:
-        """Runs one step, whose batch depends only on the step's number and the rank."""
         generator = torch.Generator().manual_seed(1000 * dist.get_rank() + number)
         noise = float(np.random.normal()) + random.random()
         batch = torch.randn(12, 24, generator=generator) + 0.01 * noise
@@ -69,7 +61,6 @@ class Training:
         end()
 
     def digest(self) -> dict[str, str]:
-        """Returns a hash of each kind of state."""
         optimizer = self.optimizer.state_dict()
         return {
             "model": _hash(self.model.state_dict()),
@@ -109,7 +100,6 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def untouched(kind: str, steps: list[int]) -> dict[str, str]:
-    """Trains exactly these steps, without commprof."""
     training = Training(kind)
     for number in steps:
         training.step(number, _nothing)
@@ -117,7 +107,6 @@ def untouched(kind: str, steps: list[int]) -> dict[str, str]:
 
 
 def tried(kind: str, directory: Path, plan: str, steps: int, how: str) -> dict[str, str]:
-    """Trains so many steps under a trial; the script ends the steps only if ``how`` is DECLARED."""
     training = Training(kind)
     with commprof.profile(directory, find_steps=how == FOUND) as prof:
         trial = commprof.trial(training.model, plan)
@@ -128,11 +117,11 @@ def tried(kind: str, directory: Path, plan: str, steps: int, how: str) -> dict[s
 
 
 def _nothing() -> None:
-    """Does not end a step."""
+    pass
 
 
 def kept_steps(plan: str, steps: int, world_size: int) -> list[int]:
-    """Returns the steps of blocks that change no gradient; a trial undoes all others."""
+    """A trial undoes only the steps whose candidate changes gradients."""
     parsed = parse_trial(plan)
     taken_back = {
         SETTLE_STEPS + step
@@ -144,7 +133,6 @@ def kept_steps(plan: str, steps: int, world_size: int) -> list[int]:
 
 
 def compared(kind: str, directory: Path, plan: str) -> dict[str, dict[str, str]]:
-    """Returns the final digests of every way of training."""
     steps = parse_trial(plan).steps + 4
     return {
         "untouched": untouched(kind, kept_steps(plan, steps, dist.get_world_size())),
@@ -154,7 +142,6 @@ def compared(kind: str, directory: Path, plan: str) -> dict[str, dict[str, str]]
 
 
 def main() -> None:
-    """Prints a result for each plan."""
     kind, directory, *plans = sys.argv[1:]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -1,8 +1,3 @@
-"""One rank under commprof and torch.profiler, with collectives of several kinds and groups.
-
-Run as a module with DIRECTORY. The recordings are in its folders ``run`` and ``torch``.
-"""
-
 from __future__ import annotations
 
 import sys
@@ -17,12 +12,10 @@ from torch.profiler import ProfilerActivity, profile, schedule
 import commprof
 
 STEPS = 5
-#: Time for which the last rank is late in each step.
 LATE_S = 0.05
 
 
 def train(directory: Path) -> None:
-    """Waits for a late rank inside an operator; issues operations that gloo runs as other ones."""
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     pair = dist.new_group([0, 1])

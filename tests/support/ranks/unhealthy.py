@@ -1,8 +1,3 @@
-"""Rank of a job in which rank 1 has a fault; run as a module with the fault's name.
-
-Rank 0 prints check and status of each outcome, then its figure, as JSON.
-"""
-
 from __future__ import annotations
 
 import json
@@ -21,7 +16,6 @@ from commprof.checks.run import run_checks
 
 
 def wrong() -> None:
-    """Makes a value of every large sum off by one, and the optimizer's update slightly larger."""
     _wrong_sums()
     _own_updates()
 
@@ -51,8 +45,6 @@ def _own_updates() -> None:
 
 
 def dies() -> None:
-    """Ends the process between two checks."""
-
     def measure(ranks: Ranks) -> Any:
         os._exit(0)
 
@@ -60,8 +52,6 @@ def dies() -> None:
 
 
 class Copies:
-    """The check that models are in sync, for a model that rank 1 changes."""
-
     NAME = "copies"
 
     def measure(self, ranks: Ranks) -> Any:

@@ -1,1 +1,0 @@
-"""Training scripts of users, without commprof."""

@@ -1,5 +1,3 @@
-"""A script of Accelerate that shards with FSDP2; its argument is the number of steps."""
-
 import sys
 
 import torch
@@ -16,7 +14,7 @@ def main() -> None:
     steps = int(sys.argv[1])
     torch.manual_seed(0)
     accelerator = Accelerator(cpu=True)
-    # Accelerate takes its FSDP plugin on accelerators only; on CPUs it would wrap the model in DDP.
+    # Accelerate uses its FSDP plugin on accelerators only; on CPUs it would use DDP.
     accelerator.state.distributed_type = DistributedType.FSDP
     accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,

@@ -1,5 +1,3 @@
-"""A script with a communication hook of the user: `python`, `fp16`, `builtin` or `powersgd`."""
-
 import sys
 
 import torch

@@ -1,9 +1,3 @@
-"""Trains in process groups that it makes itself, one after the other, without a default group.
-
-Arguments: ``RANK,SIZE,STEPS,STORE`` for each group; the last word may be ``die``, which ends the
-process as a signal would.
-"""
-
 import os
 import signal
 import sys

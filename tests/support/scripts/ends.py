@@ -1,5 +1,3 @@
-"""A script that ends after some steps, in the way that the first argument names."""
-
 import os
 import signal
 import sys

@@ -1,9 +1,3 @@
-"""A training script with a fault, without commprof: FAULT STEPS, on every rank.
-
-Prints "step N" after each step and, if it finishes, "done" with a checksum of its weights. The
-fault happens in the last rank, in the middle.
-"""
-
 import os
 import signal
 import subprocess
@@ -21,7 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def stop_for_a_while():
-    """Stops this process with SIGSTOP, and continues it from outside 1.5 s later."""
     subprocess.Popen(["sh", "-c", f"sleep 1.5; kill -CONT {os.getpid()}"])
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -31,24 +24,21 @@ def raise_error():
 
 
 def exhaust_memory():
-    """Exhausts a limit of the address space; torch's error then ends the script."""
+    """The caller must limit the address space: torch's error ends the loop."""
     kept = []
     while True:
         kept.append(torch.ones(16 << 20))
 
 
 def grow():
-    """Touches memory until the kernel ends this process, under a limit of a cgroup."""
+    """The caller must limit the memory by a cgroup: the kernel then kills this process."""
     kept = []
-    while (
-        len(kept) < 256
-    ):  # beyond 2 GiB there is no limit, and the process does not end as it should
-        kept.append(bytearray(b"1" * (8 << 20)))  # touched
+    while len(kept) < 256:  # stops at 2 GiB if there is no limit
+        kept.append(bytearray(b"1" * (8 << 20)))
     sys.exit("no limit")
 
 
 def fork():
-    """Forks a child that computes and ends; the parent continues."""
     pid = os.fork()
     if pid == 0:
         total = torch.ones(1000).sum().item()
@@ -61,12 +51,10 @@ def in_a_child(index, base):
 
 
 def spawn():
-    """Starts processes of the user with torch's spawn."""
     mp.spawn(in_a_child, args=(1,), nprocs=1)
 
 
 def load_in_workers():
-    """Reads two epochs in forked workers, which hold copies of all of the rank's state."""
     for _ in range(2):
         loader = DataLoader(TensorDataset(torch.ones(16, 4)), batch_size=4, num_workers=2)
         assert sum(batch.sum().item() for (batch,) in loader) == 64

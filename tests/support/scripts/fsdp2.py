@@ -1,5 +1,3 @@
-"""A script with fully sharded data parallel: gathers parameters, reduce-scatters gradients."""
-
 import sys
 
 import torch

@@ -1,5 +1,3 @@
-"""A script with two DDP models that train against each other, each with its own optimizer."""
-
 import sys
 
 import torch

@@ -1,5 +1,3 @@
-"""A script with a second group of all ranks, sub-groups, and a late model; all created twice."""
-
 import os
 import sys
 

@@ -1,9 +1,4 @@
-"""A training script that hangs for a known reason: ``hanging.py CASE GUILTY_RANK STEP FOLDER``.
-
-STEP is the step in which the rank at fault differs. Each rank that begins this step creates
-FOLDER/there_RANK. Comments "line: NAME" name the lines that a diagnosis has to tell. When
-FOLDER/dump_now appears, each rank writes its Flight Recorder dump to FOLDER/dumps.
-"""
+"""Usage: hanging.py CASE GUILTY_RANK STEP FOLDER. Tests find a line by its comment "line: NAME"."""
 
 import os
 import signal
@@ -53,7 +48,6 @@ def main():
     peer, first, second = (guilty + 1) % size, *(dist.new_group() for _ in range(2))
     model = DistributedDataParallel(Layers(), bucket_cap_mb=0.01)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    # For "other size" 2 MiB for each rank, which gloo sends in segments.
     large = torch.zeros(size << (19 if case == "other size" else 4))
     for step in range(at + 8):
         if step == at:

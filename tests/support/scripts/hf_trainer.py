@@ -1,5 +1,3 @@
-"""A script with transformers.Trainer, with random weights and data."""
-
 import sys
 
 import torch

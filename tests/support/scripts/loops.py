@@ -1,10 +1,3 @@
-"""A script whose steps are not one backward pass and one update; the argument chooses the loop.
-
-`accumulate`: four backward passes per update. `scaler`: GradScaler skips the first update and a
-later one. `skip`: the script itself skips an update. `manual`: no optimizer. `marked`: no
-optimizer, and the script marks the ends of its steps.
-"""
-
 import contextlib
 import sys
 

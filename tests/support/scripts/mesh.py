@@ -1,8 +1,3 @@
-"""A script with four ranks in a mesh of two by two; one rank has a slow forward pass.
-
-``python -m tests.support.scripts.mesh DIRECTORY LATE``
-"""
-
 from __future__ import annotations
 
 import sys
@@ -18,7 +13,6 @@ LATE_S = 0.04
 
 
 def main() -> None:
-    """Trains with a collective within rows in forward, and one within columns after backward."""
     directory, late = Path(sys.argv[1]), int(sys.argv[2])
     dist.init_process_group("gloo")
     rank = dist.get_rank()

@@ -1,7 +1,6 @@
-"""DDP or FSDP2 on NCCL, all ranks on the first GPU; the last rank may be late.
+"""Usage: nccl.py ddp|fsdp2 LATE_MS, with all ranks on the first GPU.
 
-Usage: nccl.py ddp|fsdp2 LATE_MS. NCCL refuses two ranks of one host on one GPU. So each rank gets a
-host identity of its own: NCCL takes the ranks for those of different hosts, and uses sockets.
+NCCL refuses two ranks of one host on one GPU, so NCCL_HOSTID gives each rank its own host.
 """
 
 import os

@@ -1,9 +1,3 @@
-"""One rank whose all-reduce calls NCCL's profiler plugin, as NCCL does within a collective.
-
-Usage: nccl_calls.py DIRECTORY. The plugin is capture's own module. Records two all-reduces through
-c10d, and one call that does not come through it.
-"""
-
 import ctypes
 import sys
 import time
@@ -19,8 +13,6 @@ COLL_API, COLL, KERNEL_CH, CHANNEL_ENDED = 1 << 9, 1 << 1, 1 << 6, 22
 
 
 class Event(ctypes.Structure):
-    """A descriptor of version 6: type, parent, rank, and the fields of one kind of event."""
-
     _fields_ = (
         ("type", ctypes.c_uint64),
         ("parent", ctypes.c_void_p),
@@ -30,15 +22,12 @@ class Event(ctypes.Structure):
 
 
 class Table(ctypes.Structure):
-    """The plugin's functions."""
-
     _fields_ = tuple(
         (name, ctypes.c_void_p) for name in ("name", "init", "start", "stop", "state", "finalize")
     )
 
 
 def text(value: str) -> int:
-    """Returns the address of a text that stays."""
     TEXTS.append(ctypes.create_string_buffer(value.encode()))
     return ctypes.addressof(TEXTS[-1])
 
@@ -55,7 +44,6 @@ CONTEXT, MASK = ctypes.c_void_p(), ctypes.c_int()
 
 
 def start(kind: int, parent: int | None, *fields: int) -> int | None:
-    """Begins an event; returns its handle."""
     event, handle = Event(kind, parent, 0), ctypes.c_void_p()
     event.fields[: len(fields)] = fields
     START(CONTEXT, ctypes.byref(handle), ctypes.byref(event))
@@ -63,7 +51,6 @@ def start(kind: int, parent: int | None, *fields: int) -> int | None:
 
 
 def reduce_inside_nccl() -> None:
-    """Plays one all-reduce of 4096 bytes on one channel."""
     func, kind = text("AllReduce"), text("ncclFloat32")
     call = start(COLL_API, None, func, 1024, kind, 0, 0, 0)
     ring, simple = text("RING"), text("SIMPLE")
@@ -73,14 +60,13 @@ def reduce_inside_nccl() -> None:
 
 
 def all_reduce(tensors: list, group: object, op: object, _: object, *rest: object) -> tuple:
-    """Stands for NCCL's kernel of ``c10d::allreduce_``; gloo makes the Work."""
+    """Replaces the kernel of ``c10d::allreduce_``; gloo makes the Work."""
     reduce_inside_nccl()
     work = torch.ops.c10d.allreduce_coalesced_(tensors, group, op, *rest)
     return tensors, work
 
 
 def main(directory: Path) -> None:
-    """Records the calls."""
     INIT(ctypes.byref(CONTEXT), 0xABC, ctypes.byref(MASK), text("dp0"), 1, 1, 0, None)
     library = torch.library.Library("c10d", "IMPL")
     library.impl("allreduce_", all_reduce, "CPU")

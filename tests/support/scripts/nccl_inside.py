@@ -1,10 +1,3 @@
-"""Eager and captured steps on NCCL, all ranks on the first GPU, beside torch.profiler's kernels.
-
-Usage: nccl_inside.py FOLDER. Writes FOLDER/kernels_RANK.json: for the eager part and for the
-replays, begin on CLOCK_MONOTONIC and duration in ns of each kernel of NCCL, in order. As in nccl.py
-each rank is taken for one of another host.
-"""
-
 import json
 import os
 import sys
@@ -21,7 +14,7 @@ STEPS, REPLAYS = 10, 10
 
 
 def kernels(run, folder: Path) -> list[tuple[int, int]]:
-    """Returns NCCL's kernels during ``run`` in order of begin."""
+    """Returns the begin on CLOCK_MONOTONIC and the duration of each NCCL kernel, in ns."""
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     with profile(activities=activities) as recorded:
         run()
@@ -30,7 +23,7 @@ def kernels(run, folder: Path) -> list[tuple[int, int]]:
     recorded.export_chrome_trace(str(path))
     document = json.loads(path.read_text())
     path.unlink()
-    # The profiler's times are microseconds since its base, on the real-time clock.
+    # The profiler's times are in microseconds after ``baseTimeNanoseconds`` of the real-time clock.
     to_monotonic_ns = time.monotonic_ns() - time.time_ns()
     base_ns = int(document.get("baseTimeNanoseconds", 0)) + to_monotonic_ns
     found = [
@@ -42,7 +35,6 @@ def kernels(run, folder: Path) -> list[tuple[int, int]]:
 
 
 def main(folder: Path) -> None:
-    """Trains eagerly, then replays a captured all-reduce."""
     os.environ |= {"NCCL_HOSTID": os.environ["RANK"], "NCCL_SOCKET_IFNAME": "lo"}
     device = torch.device("cuda:0")
     torch.cuda.set_device(device)

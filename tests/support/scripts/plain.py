@@ -1,5 +1,3 @@
-"""A script with DistributedDataParallel, a DataLoader and an optimizer."""
-
 import sys
 
 import torch

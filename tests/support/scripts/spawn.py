@@ -1,5 +1,3 @@
-"""A script that starts its ranks itself, with torch.multiprocessing."""
-
 import os
 import sys
 

@@ -1,9 +1,3 @@
-"""One replica of torchft's fault-tolerant training, as in torchft's own example.
-
-Arguments: number of steps, and the step after which this process is killed once; 0 for never. From
-then on the file exists that the variable KILLED names.
-"""
-
 import os
 import signal
 import sys

@@ -1,5 +1,3 @@
-"""Python's collector of cycles is paused while ranks are analysed, and goes on afterwards."""
-
 from __future__ import annotations
 
 import gc

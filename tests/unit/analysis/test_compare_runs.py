@@ -1,5 +1,3 @@
-"""Checks the comparison of two runs: real differences, differences by chance, and the gate."""
-
 from __future__ import annotations
 
 import json
@@ -25,7 +23,6 @@ from tests.support.builders.traces import MS, summary
 
 
 def of(a: np.ndarray, b: np.ndarray, sizes: tuple[int, ...] = (2,)) -> RunComparison:
-    """Compares two runs with steps of these lengths at each world size."""
     runs = [
         (run_result(*map(world, sizes)), [detail(n, steps=len(x), step=x) for n in sizes])
         for x in (a, b)
@@ -47,7 +44,8 @@ def test_equal_runs_are_rarely_reported_as_different() -> None:
         of(random.normal(100, 5, 40), random.normal(100, 5, 40)).worlds[0].step.significant
         for _ in range(15)
     ]
-    assert sum(found) <= 4  # 1 expected; 5 or more have a chance of 0.1 %
+    # By chance, 5 or more of 15 pairs differ with a probability below 0.1 %.
+    assert sum(found) <= 4
 
 
 def test_the_gate_needs_a_slowdown_that_is_large_and_significant() -> None:
@@ -81,7 +79,6 @@ def test_runs_of_correlated_steps_are_too_short_to_compare() -> None:
 
 @pytest.mark.parametrize("count", [1000, 1010, 2999])
 def test_independent_steps_of_a_long_run_are_estimated_from_the_compared_steps(count: int) -> None:
-    """1000 steps of one slow wave count as 5 independent ones, enough to detect a factor of 2."""
     wave = 20 * np.sin(2 * np.pi * np.arange(count) / count)
     steps = 100 + wave + np.random.default_rng(0).normal(0, 0.1, count)
     result = of(steps, 2 * steps)
@@ -92,7 +89,6 @@ def test_independent_steps_of_a_long_run_are_estimated_from_the_compared_steps(c
 
 
 def test_with_too_few_cores_parts_are_significant_only_if_the_step_is() -> None:
-    """Other load on the machine makes all parts of the step differ between two equal runs."""
     wave = np.arange(30) % 7
 
     def compared(share: float, longer: float) -> RunComparison:
@@ -166,7 +162,6 @@ def test_long_settings_are_shortened_around_the_difference() -> None:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs that differ by 10 ms of wire in the second bucket, and by the name of a hook."""
     base = tmp_path_factory.mktemp("runs")
     write_run(base / "a", ranks_of(1, 21), ranks_of(2, 21, group=HOSTILE))
     write_run(base / "b", ranks_of(2, 21, group=HOSTILE, slower_ms=10), hook=HOSTILE)
@@ -182,7 +177,6 @@ def test_changed_parts_and_the_changed_collective_are_named(recorded: Path) -> N
         change.name: change.b_ms - change.a_ms for change in only.parts if change.significant
     }
     assert changed == pytest.approx({"step": 10, "exposed": 10, "transfer": 10})
-    # A step has two calls of one size; the second one takes 10 ms longer in run b.
     second, first = only.collectives
     assert [kind.name.split(" group ")[0] for kind in (first, second)] == [
         "all_reduce 4 MB bucket 0",
@@ -204,7 +198,8 @@ def test_kinds_of_calls_beyond_eight_are_counted() -> None:
 
 def test_buckets_have_own_rows_only_if_both_runs_know_their_numbers(tmp_path: Path) -> None:
     ours = ranks_of(2, 9)
-    for rank in ours:  # a second finalisation: another model's buckets may be among these
+    # A second finalisation may be that of another model, so bucket numbers are not known.
+    for rank in ours:
         for task in range(9):
             rank.finalize(rank.steps[task][0] + 95 * MS, rank.steps[task][0] + 96 * MS, 0, 0, task)
     runs = [
@@ -219,7 +214,6 @@ SIZES = (14_158_848, 14_160_384)
 
 
 def gathering(directory: Path, *lengths_ms: float) -> Path:
-    """Writes a run whose steps gather messages of two sizes, which take `lengths_ms`."""
     ranks = ranks_of(2, 9)
     for rank in ranks:
         for step, (begin, _) in enumerate(rank.steps):
@@ -241,7 +235,6 @@ def test_sizes_with_the_same_rounded_name_have_separate_rows(tmp_path: Path) -> 
 
 
 def test_empty_messages_of_several_types_are_one_kind_of_call(tmp_path: Path) -> None:
-    """Steps with calls of 0.1 and 0.2 ms without elements, and one of 0.3 ms with 1000."""
     events = []
     for step in range(6):
         at = 5e9 + 1000 * step
@@ -265,7 +258,7 @@ def test_empty_messages_of_several_types_are_one_kind_of_call(tmp_path: Path) ->
 def test_a_kind_of_call_that_is_long_in_one_run_has_figures_of_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare, "_MOST_KINDS", 3)  # two buckets, and one of two sizes
+    monkeypatch.setattr(compare, "_MOST_KINDS", 3)
     runs = [gathering(tmp_path / "a", 1, 2), gathering(tmp_path / "b", 4, 3)]
     (only,) = compare_runs(("a", "b"), *map(analyse_in_detail, runs)).worlds
     gathers = {(c.a_ms, c.b_ms) for c in only.collectives if "gather" in c.name}
@@ -322,7 +315,8 @@ def test_comparing_trials_or_runs_of_several_strategies_is_refused(
     assert main(["compare", tried, tried]) == 2
     assert "holds a trial, which compare cannot compare" in capsys.readouterr().err
     plain, inside = ranks_of(2, 9), ranks_of(2, 9)
-    for rank in inside:  # a trial begun by the script itself, not named in run.json
+    # The script itself began the trial, so run.json does not name it.
+    for rank in inside:
         trial = {"plan": "", "first_step": 1, "left_out": {}}
         rank.metadata["trial"] = {**trial, "begin_monotonic_ns": rank.steps[1][0] + 1}
     paths = [str(write_run(tmp_path / name, r)) for name, r in (("p", plain), ("i", inside))]
@@ -354,7 +348,6 @@ CHANGE = {"name", "a_ms", "b_ms", "ratio", "p_value", "significant"}
 
 
 def test_figures_that_a_recording_does_not_support_are_named_with_the_reason() -> None:
-    """Compares a recording of the host alone with a recording that has no marked steps."""
     untimed = world(2, foreign=True, times=False)
     unmarked = world(2, foreign=True, steps_marked=False)
     details = [detail(2, backward=50, transfer=30)]

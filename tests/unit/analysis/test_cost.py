@@ -1,5 +1,3 @@
-"""Checks time and cost against figures computed by hand."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -18,7 +16,6 @@ from tests.support.builders.traces import world_run
 
 
 def of(price: Price, *throughputs: float, **values: object) -> Cost:
-    """Returns the cost at world sizes 1, 2, 4, ... with these samples/s."""
     sizes = [2**i for i in range(len(throughputs))]
     worlds = [world(n, samples_per_s=x) for n, x in zip(sizes, throughputs, strict=True)]
     return cost(worlds, [detail(n, **values) for n in sizes], price)
@@ -27,7 +24,7 @@ def of(price: Price, *throughputs: float, **values: object) -> Cost:
 def test_a_price_per_rank_is_multiplied_by_the_ranks() -> None:
     found = of(Price(3.6, "rank"), 100.0, 160.0)
     first, second = found.rows
-    # 3.6 an hour is 0.001 a second: 10 s for 1000 samples on 1 rank, 6.25 s on 2.
+    # 3.6 per hour is 0.001 per second.
     assert (first.billed, second.billed) == (1, 2)
     assert first.s_per_1000_samples == pytest.approx(10)
     assert first.cost_per_1000_samples.value == pytest.approx(0.01)
@@ -53,7 +50,7 @@ def test_a_price_per_node_is_multiplied_by_the_machines() -> None:
         (("a", "a"), ("container1", "container2"), "native", 1),
         (("a", "b"), ("localhost", "localhost"), "native", 2),
         (("", ""), ("h1", "h2"), "native", 2),
-        # Another profiler records no boot ids: the field only marks which ranks share a clock.
+        # torch.profiler records no boot id, so the field only marks which ranks share a clock.
         (("rank 0", "rank 1"), ("h1", "h1"), TORCH_PROFILER, 1),
     ],
 )
@@ -83,7 +80,7 @@ def test_epoch_figures_are_unknown_if_epochs_have_different_numbers_of_samples()
     for second, known in ((1020, True), (2000, False)):
         details = [detail(1, epoch_samples=1000), detail(2, epoch_samples=second)]
         rows = cost(worlds, details, Price(3.6, "rank")).rows
-        # The same 1000 samples at both, though a sampler padded them to 1020.
+        # A sampler may pad 1000 samples to 1020, so these numbers count as equal.
         assert [row.s_per_epoch for row in rows] == (
             [10.0, 5.0] if known else pytest.approx([math.nan] * 2, nan_ok=True)
         )

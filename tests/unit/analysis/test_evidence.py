@@ -1,5 +1,3 @@
-"""A figure needs its evidence: what a recording lacks is not known, and no sentence rests on it."""
-
 from __future__ import annotations
 
 import math
@@ -32,7 +30,7 @@ from tests.support.builders.profiler_traces import (
 )
 from tests.support.builders.results import detail, parts, run_result, world
 
-#: Words that no sentence may contain if communication is not known.
+#: No sentence may contain these words if communication is not known.
 _CLAIMS = (
     "bound by",
     "needs no change",
@@ -53,7 +51,6 @@ def shown(folder: Path) -> tuple[RunResult, Verdict, Card]:
 
 
 def gloo_of_other_threads(steps: int = 6) -> list[Event]:
-    """Returns steps of 210 ms, each with 170 ms in which another thread runs an all-reduce."""
     events = []
     for step in range(steps):
         at = 5e9 + 210_000 * step
@@ -88,7 +85,7 @@ def test_without_operators_of_the_training_thread_nothing_bounds_the_step(tmp_pa
 
 
 def test_calls_whose_transfer_was_not_recorded_are_neither_fast_nor_slow(tmp_path: Path) -> None:
-    """The host's range of a collective of a GPU ends when the collective was enqueued."""
+    """The host's range of a GPU's collective ends as soon as the collective is enqueued."""
     found = read_recording(both(tmp_path / "job"))
     assert found is not None
     traces = {}
@@ -122,7 +119,6 @@ def test_calls_whose_transfer_was_not_recorded_are_neither_fast_nor_slow(tmp_pat
 
 
 def test_a_rank_that_caused_most_of_the_waiting_is_never_denied() -> None:
-    """Two ranks: 93 % of the waiting is for rank 0, but six steps are too few to test it."""
     shares = {"most_waited_for": MostWaitedFor(0, 0.93)}
     few = world(2, steps=7, warmup_steps=1, parts=parts(wait_ms=25.0, transfer_ms=5.0), **shares)
     result, details = run_result(few), [detail(2, backward=40, wait=25, transfer=5)]
@@ -146,10 +142,6 @@ def test_waiting_spread_over_the_ranks_is_for_no_single_rank() -> None:
 
 
 def of_half_steps(rank: int, steps: int, mark: str, slow_from: int = 10**9) -> list[Event]:
-    """Returns steps with two equal all-reduces each, for which rank 1's longer kernels are late.
-
-    From the step ``slow_from`` on, all times are twice as long.
-    """
     events, at = list[Event](), 5e9
     for step in range(steps):
         factor = 2 if step >= slow_from else 1
@@ -169,7 +161,6 @@ def of_half_steps(rank: int, steps: int, mark: str, slow_from: int = 10**9) -> l
 def test_repeating_calls_are_no_steps_in_which_a_rank_is_late(
     tmp_path: Path, mark: str, named: int | None
 ) -> None:
-    """Two calls of a step are late together: they are one piece of evidence, not two."""
     ranks = [document(of_half_steps(rank, 12, mark), rank) for rank in range(2)]
     result, found, made = shown(write(tmp_path / "job", ranks))
     (measured,) = result.worlds
@@ -182,7 +173,7 @@ def test_repeating_calls_are_no_steps_in_which_a_rank_is_late(
         why = "rank 1 caused 100% of the waiting, and no step is marked, so that this may be chance"
         assert f"not known: {why}" in text
         (caveat,) = [caveat for caveat in made.caveats if "No step is marked" in caveat]
-        assert f"! {caveat}" in render(made)  # not cut
+        assert f"! {caveat}" in render(made)
 
 
 @pytest.mark.parametrize(("mark", "count"), [("ProfilerStep", 1), ("", 0)])
@@ -209,7 +200,6 @@ def test_of_unmarked_steps_more_are_no_help() -> None:
 def test_in_few_steps_only_a_rank_that_is_late_in_each_by_about_the_same_is_named(
     tmp_path: Path, late_by_us: tuple[int, ...], named: int | None
 ) -> None:
-    """Rank 1 caused most of the waiting; in the last case rank 0 was late in one step."""
     ranks = []
     for rank in range(2):
         events = list[Event]()

@@ -1,5 +1,3 @@
-"""Checks gains on jobs that are known exactly: each is simulated again with the change made."""
-
 from __future__ import annotations
 
 import copy
@@ -13,15 +11,14 @@ from tests.support.builders.exact.recorded import recorded
 from tests.support.builders.exact.simulation import simulate
 from tests.support.builders.traces import world_run
 
-#: Largest error of a predicted step, as a fraction of the recorded one.
+#: An error may be at most this fraction of the recorded step.
 MOST_OF_STEP = 0.01
-#: Ranks by shape of job. The pipeline's stages have replicas, so that other ranks issue the same
-#: calls as the late one.
+#: With 8 ranks a pipeline's stages have replicas that issue the same calls as the late rank.
 SIZES = {"ddp": 6, "handles": 5, "fsdp2": 4, "groups": 8, "pipeline": 8}
 
 
 def errors(of: Drawn) -> tuple[float, float]:
-    """Returns the errors of two predicted steps: a mended late rank, and free transfers."""
+    """Returns the errors of two predicted steps: without the late rank, and with free transfers."""
     times = simulate(of.job)
     seen = measured_world(world_run(recorded(of.job, times)))
     assert seen is not None
@@ -52,6 +49,5 @@ def test_a_mended_rank_and_free_transfers_give_the_steps_of_the_changed_schedule
 
 
 def test_a_slow_micro_batch_of_a_pipeline_without_replicas_is_mended() -> None:
-    """Messages that are waited for at the end of the step end when they are received."""
     of = drawn("pipeline", 24, 2, 12, cause="backward", times_backward=1.0)
     assert max(errors(of)) <= MOST_OF_STEP

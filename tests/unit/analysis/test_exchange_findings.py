@@ -1,5 +1,3 @@
-"""Checks what is reported about an exchange, and that usual exchanges are not reported."""
-
 from __future__ import annotations
 
 import math
@@ -19,7 +17,6 @@ LINKS = HostLinks(2, ("eth1",), 6e6, 0.1, 0.08, 2e8, 2e8, "", 0.007)
 
 
 def of(links: HostLinks | None = None, rows: tuple[Any, ...] = (), **ms: float) -> Exchange:
-    """Returns the exchange of steps of 100 ms with these parts."""
     own = parts(exposed_ms=ms.get("transfer", 0.0) + ms.get("wait", 0.0))
     shown = world(2, host_links=links, collectives=rows, parts=own)
     return exchange(shown, mean_step(detail(2, **ms)))
@@ -28,14 +25,12 @@ def of(links: HostLinks | None = None, rows: tuple[Any, ...] = (), **ms: float) 
 @pytest.mark.parametrize(
     ("ms", "overlapped"),
     [
-        # 2 of 42 ms of transfer overlap work, although 45 ms of backward could hide all 42.
         ({"backward": 45, "transfer": 40, "hidden": 2}, 2 / 42),
         ({"backward": 45, "transfer": 40, "hidden": 9}, math.nan),
-        # A backward pass of 12 ms hides all that it can.
+        # A backward pass of 12 ms can hide hardly more than 11 ms.
         ({"backward": 12, "transfer": 70, "hidden": 11}, math.nan),
-        # There is hardly any work to overlap with.
         ({"backward": 5, "transfer": 70}, math.nan),
-        # There is too little to gain, or most of it is waiting.
+        # There is too little to gain, or most of the communication is waiting.
         ({"backward": 80, "transfer": 9}, math.nan),
         ({"backward": 45, "transfer": 12, "wait": 20}, math.nan),
     ],
@@ -62,9 +57,10 @@ def test_a_slow_link_between_hosts_is_named_with_idle_interfaces() -> None:
         "Communication between the hosts goes over eth1 at 0.1 Gbit/s, while eth0 and ib0 are idle."
     )
     nothing = of(idle, backward=80, transfer=5)
-    assert astuple(nothing) == astuple(Exchange())  # nan included
+    assert astuple(nothing) == astuple(Exchange())
     assert of(replace(idle, in_flight_gbit_per_s=math.nan), **slow).link is None
-    killed = of(replace(LINKS, interfaces=()), **slow)  # counters are written at the end
+    # The counters are written at the end, so a killed process has none.
+    killed = of(replace(LINKS, interfaces=()), **slow)
     assert (killed.link, killed.sentence) == (None, "")
 
 
@@ -78,7 +74,7 @@ def test_many_small_calls_are_reported_before_the_slow_link() -> None:
 def test_small_calls_of_separate_groups_are_counted_per_rank(
     each: int, found: float | None
 ) -> None:
-    # 4 pairs of ranks; in each of 10 steps every rank makes this many calls in its own pair.
+    # Each of 8 ranks makes ``each`` calls per step in its own pair, over 10 steps.
     calls = {"calls": each * 2 * 10, "calls_per_step": each, "total_bytes": each * 2 * 10 * 1000}
     rows = tuple(
         collective(**calls, group=f"pair{n}", group_ranks=(2 * n, 2 * n + 1), exposed_ms=15)

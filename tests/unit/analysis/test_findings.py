@@ -1,5 +1,3 @@
-"""Checks that a fact is found once, and told alike by card, verdict, caveats and JSON."""
-
 from __future__ import annotations
 
 import json
@@ -20,8 +18,6 @@ ABOUT: dict[str, Any] = {
     "scaling": "weak",
     "nodes": 1,
 }
-#: 4 ranks on one core, of which one left no trace; of 30 ms exposed, 15 are not split, and for 12
-#: of them the ranks had no core; 7 measured steps, of which one stalled.
 LIMITED = world(
     4,
     steps=9,
@@ -48,7 +44,8 @@ def test_each_fact_has_its_figures_and_sentences_with_them() -> None:
     for fact, figure in zip(found.values(), told, strict=True):
         for sentence in filter(None, (fact.brief, fact.caveat)):
             assert figure in sentence
-        assert len(f"! {fact.brief}") <= 80  # a line of the card
+        # A line of the card has 80 columns.
+        assert len(f"! {fact.brief}") <= 80
     assert "40.0%" in found["cores"].verdict
     assert "step 5 (9 s)" in found["stalled_steps"].verdict
 
@@ -66,7 +63,7 @@ def test_card_verdict_caveats_and_json_choose_from_the_findings() -> None:
     for fact in found:
         assert not fact.brief or fact.brief in shown.caveats
         assert not fact.verdict or fact.verdict in judged.sentences
-        grouped = fact.kind in ("cores", "few_steps")  # in one sentence for all world sizes
+        grouped = fact.kind in ("cores", "few_steps")
         assert grouped or fact.caveat in said
     (of_world,) = json.loads(as_json.render(result))["runs"]
     listed = of_world["aggregated_metrics"]["findings"]

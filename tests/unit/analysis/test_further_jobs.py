@@ -1,5 +1,3 @@
-"""A directory that several jobs, or further processes of a job's ranks, recorded into."""
-
 from __future__ import annotations
 
 from pathlib import Path

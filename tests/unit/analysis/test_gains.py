@@ -1,5 +1,3 @@
-"""Checks replays of recorded steps, unchanged and with one thing changed."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -43,8 +41,6 @@ def test_an_unchanged_replay_gives_the_recorded_step_lengths(seed: int) -> None:
 
 
 class Job:
-    """DDP job that is computed by hand: forward, four buckets in backward, one link."""
-
     def __init__(
         self,
         ranks: int = 4,
@@ -62,25 +58,9 @@ class Job:
         late_work: int = 0,
         next_transfer: int = 0,
     ) -> None:
-        """One of ``every`` steps, from step ``begins`` on, is a late step. All times are in ns.
+        """All times are in ns; from step ``begins`` on, one of ``every`` steps is a late step.
 
-        Args:
-            ranks: number of ranks.
-            steps: number of steps.
-            late: rank that is late in the late steps; -1 for no late rank and no late steps.
-            delay: by how much longer the late rank works in forward of a late step.
-            transfer: time of each transfer.
-            earlier: by how much less the late rank works before each bucket of a late step. If it
-                is negative, the rank lacks a core for the additional time.
-            helpers_cpu: part of this lack of a core that its own process causes.
-            every: distance of the late steps.
-            stall: by how much longer the last rank's forward takes in the middle step.
-            begins: first late step.
-            exchange_cpu: mean time for which a rank lacks a core in backward because of its own
-                process. In late steps only the late rank does.
-            late_transfer: by how much longer each transfer of a late step takes.
-            late_work: by how much longer all ranks' forward takes in a late step.
-            next_transfer: by how much longer each transfer of a step after a late step takes.
+        A negative ``earlier`` is time without a core before each bucket of the late rank.
         """
         random = np.random.default_rng(7)
         self.ranks = [Rank(rank, ranks) for rank in range(ranks)]
@@ -169,7 +149,7 @@ def test_a_rank_replayed_as_fast_as_the_others_loses_its_faster_phases_too() -> 
     rank, phase = found(ranks, "rank")[0], found(ranks, "phase")[0]
     assert (rank.rank, phase.rank, phase.phase) == (1, 1, "forward")
     assert rank.step_ms == pytest.approx(Job().step_ms(), rel=0.005)
-    # With only its forward as fast as the others', rank 1 is ahead in backward, and waits there.
+    # If only its forward becomes shorter, rank 1 is early in backward and waits there.
     assert phase.saved.value == pytest.approx(rank.saved.value, abs=0.01)
 
 
@@ -238,7 +218,6 @@ def test_at_least_five_steps_are_replayed_if_steps_have_many_events(
 def test_replayed_steps_of_a_long_run_are_spread_over_all_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The delay begins in the middle of 400 steps, of which a quarter is replayed."""
     ranks = Job(late=1, delay=6 * MS, steps=400, begins=200).ranks
     everything = found(ranks, "rank")[0].saved.value
     monkeypatch.setattr("commprof.analysis.replay.program._MOST_EVENTS", 100 * 4 * 10)
@@ -263,11 +242,11 @@ def test_efficiencies_follow_the_definitions_of_pop() -> None:
     job = Job(late=1, delay=6 * MS)
     result = gains(measured(job.ranks))
     assert result is not None
-    own = 22 + 6 * np.array([0, 1, 0, 0])  # forward and four buckets of backward
+    # Forward takes 10 ms and four buckets take 3 ms each; rank 1's forward takes 6 ms longer.
+    own = 22 + 6 * np.array([0, 1, 0, 0])
     assert result.load_balance == pytest.approx(own.mean() / own.max(), rel=0.01)
     efficiency = result.load_balance * result.serialisation * result.transfer
     assert efficiency == pytest.approx(own.mean() / result.step_ms, rel=0.01)
-    # Only rank 1 is waited for: without transfers a step is rank 1's own work.
     assert result.serialisation == pytest.approx(1.0, abs=0.01)
 
 
@@ -288,7 +267,6 @@ def test_gains_are_none_if_a_rank_is_missing() -> None:
 def test_gains_are_none_if_more_than_a_tenth_of_exposed_time_is_unsplit(
     any_source: int, known: bool
 ) -> None:
-    """Rank 0 waits for a message from any source for ``any_source`` of 100 ms exposed."""
     ranks = [Rank(0, 2), Rank(1, 2)]
     for step in range(12):
         begin = 200 * step * MS
@@ -304,7 +282,6 @@ def test_gains_are_none_if_more_than_a_tenth_of_exposed_time_is_unsplit(
 
 
 def test_collectives_that_no_thread_waits_for_do_not_delay_replayed_steps() -> None:
-    """Autograd's thread issues them, and their ends are not known."""
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank in ranks:
         for step in range(20):
@@ -320,7 +297,6 @@ def test_collectives_that_no_thread_waits_for_do_not_delay_replayed_steps() -> N
 def test_a_collective_awaited_after_its_backward_pass_does_not_delay_that_pass(
     waited: bool,
 ) -> None:
-    """The script's own gradient hooks issue the collective; the script waits for it later."""
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank in ranks:
         for step in range(20):
@@ -336,7 +312,7 @@ def test_a_collective_awaited_after_its_backward_pass_does_not_delay_that_pass(
 
 
 def test_gains_are_none_if_no_device_event_timed_the_collectives_of_a_gpu() -> None:
-    """The host waits for 15 of 100 ms, as with TORCH_NCCL_BLOCKING_WAIT=1."""
+    """With TORCH_NCCL_BLOCKING_WAIT=1 the host waits, and no device event times the collective."""
     ranks = [Rank(rank, 2) for rank in range(2)]
     for step in range(12):
         at = 100 * step * MS
@@ -348,7 +324,6 @@ def test_gains_are_none_if_no_device_event_timed_the_collectives_of_a_gpu() -> N
 
 
 def of_the_mesh(rank: int) -> str:
-    """Trace of one of 4 ranks: a group without a description, and one of two of the same name."""
     row, column = divmod(rank, 2)
     events = []
     for step in range(12):
@@ -366,7 +341,7 @@ def of_the_mesh(rank: int) -> str:
 
 
 def test_gains_of_groups_with_the_same_name_are_named_with_their_ranks(tmp_path: Path) -> None:
-    """Groups without a description have c10d's name; groups of the same name add their ranks."""
+    """A group without a description has the name that c10d gave it."""
     path = write(tmp_path / "job", [of_the_mesh(rank) for rank in range(4)])
     result = analyse_in_detail(path)[0].worlds[0].gains
     assert result is not None

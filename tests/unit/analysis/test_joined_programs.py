@@ -1,5 +1,3 @@
-"""Programs of the replay that are built for all ranks at once equal those built for each rank."""
-
 from __future__ import annotations
 
 import itertools
@@ -84,7 +82,6 @@ def test_phases_of_all_ranks_get_their_wanted_times_as_those_of_one_would(seed: 
 
 
 def _stretched(program: Program, factor: np.ndarray) -> np.ndarray:
-    """Returns the events' own times with each phase of each step longer by a factor."""
     border_ns = program.border_ns
     marks = program.own_ns[program.kind == MARK].reshape(-1, 2)
     middle = (border_ns[:-1] + border_ns[1:]) / 2

@@ -1,5 +1,3 @@
-"""The replays in C++ and in Python give the same times to the bit; drawn steps need the latter."""
-
 from __future__ import annotations
 
 from unittest.mock import patch

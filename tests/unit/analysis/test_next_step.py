@@ -1,5 +1,3 @@
-"""Checks the advice on what to do first, and that its command can be given."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -27,7 +25,6 @@ from tests.support.builders.traces import MS, Rank, world_run
 RUN = {"workload": "timed", "strategy": "ddp", "nodes": 1}
 
 
-#: A bucket that a smaller cap would cut.
 LARGE = collective(size_bytes=(4, 25_000_000))
 
 
@@ -42,7 +39,7 @@ def advised(
     exchange: Exchange = Exchange(),  # noqa: B008
     **ms: float,
 ) -> NextStep:
-    """Returns the advice for steps of 100 ms, of which `exposed` ms are transfer."""
+    """``exposed`` and ``ms`` are the parts of a step of 100 ms, in ms."""
     step = mean_step(detail(of.world_size, **{"backward": 50, "transfer": exposed, **ms}))
     return next_step(about, of, step, {name: f"the {name}" for name in PARTS}, exchange)
 
@@ -94,7 +91,6 @@ def test_a_trial_leaves_out_a_bucket_cap_above_every_bucket() -> None:
 
 
 def on_hosts(ranks: int, hosts: int) -> WorldResult:
-    """World whose ranks are spread over `hosts` hosts."""
     one = world(ranks)
     placed = [
         dataclasses.replace(rank, host=f"host-{rank.rank * hosts // ranks}") for rank in one.ranks
@@ -131,7 +127,6 @@ LACKING = {"parts": parts(no_core_ms=3.0)}
 
 
 def test_more_cores_are_advised_first_if_ranks_waited_for_a_core() -> None:
-    # 3 of 30 ms exposed lack a core; also if communication offers little to gain.
     for exposed in (30, 5):
         found = advised(run(machine=TWO_CORES), world(4, **LACKING), exposed=exposed)
         assert found.advice == (
@@ -153,7 +148,7 @@ def test_a_run_with_more_cores_is_advised_if_waiting_for_cores_was_not_measured(
     assert advised(run(machine=TWO_CORES), unread).advice.startswith(
         "First repeat the run with a core for each thread: this run did not measure whether ranks"
     )
-    assert advised(run(), unread).command  # there is a core for each thread
+    assert advised(run(), unread).command
 
 
 def test_without_measured_waiting_few_cores_do_not_change_the_advice() -> None:
@@ -170,7 +165,7 @@ def test_larger_buckets_are_advised_before_more_cores() -> None:
 
 
 def test_a_little_waiting_for_cores_does_not_change_the_advice() -> None:
-    # 0.6 of 5 ms exposed, in a step of 100 ms.
+    # Time without a core is 12 % of the exposed time, but only 0.6 % of the step of 100 ms.
     little = world(4, parts=parts(exposed_ms=5.0, no_core_ms=0.6))
     assert "core" not in advised(run(), little, exposed=5).advice
 
@@ -219,7 +214,6 @@ def test_advice_on_the_exchange_comes_before_the_trial(
 
 
 def tiny(**values: Any) -> CollectiveRow:
-    """Five all-gathers of 8 bytes per step, outside of all phases, as of a loop's metrics."""
     same = {"op": "all_gather", "size_bytes": (8, 8), "calls": 100, "calls_per_step": 5.0}
     return collective(
         **{**same, "total_bytes": 800, "phases": (("other", 100),), "exposed_ms": 20.0, **values}
@@ -240,7 +234,7 @@ def test_calls_too_small_to_compress_get_no_trial() -> None:
 
 
 def test_a_line_is_named_for_no_more_small_calls_than_it_issued() -> None:
-    """Lightning's Trainer sends a flag before each batch; then DDP broadcasts buffers twice."""
+    """Lightning's Trainer broadcasts a flag before each batch, and DDP then broadcasts buffers."""
     flag = (("trainer.py:9 flag", 20), ("model.py:5 forward", 20))
     rows = (
         tiny(op="broadcast", calls=40, calls_per_step=2.0, callers=flag),
@@ -253,7 +247,6 @@ def test_a_line_is_named_for_no_more_small_calls_than_it_issued() -> None:
 
 
 def test_small_calls_of_several_operations_are_named_with_all_of_them() -> None:
-    """A pipeline: half of the small calls are messages, which no one joins."""
     messages = {"op": "send", "callers": (("pipe.py:7 step", 80),), "exposed_ms": 15.0}
     of = world(
         2,
@@ -296,7 +289,6 @@ NO_DDP = "no DDP model exchanged gradients in this run"
 
 
 def test_all_reduces_of_the_script_s_own_hooks_are_no_buckets() -> None:
-    """A hook of each parameter reduces its gradient."""
     hooks = {"op": "all_reduce", "phases": (("backward", 100),)}
     rows = (tiny(**hooks, calls=1000, callers=(("train.py:9 reduce", 1000),)),)
     step = mean_step(detail(2, backward=50, transfer=30))
@@ -313,7 +305,6 @@ def test_all_reduces_of_the_script_s_own_hooks_are_no_buckets() -> None:
 
 
 def of_own_hooks(rank: Rank) -> None:
-    """Passes that end as those of DDP do, in a job that trained no DDP model."""
     rank.finalize(5 * MS, 6 * MS, 1)
     sources = {"begin_monotonic_ns": 2**62, "ddp_logs": [], "ddp_models": 0}
     trained = {"parameter_bytes": 8, "sharded": False, "ddp_bytes": 0, "ignored_bytes": 0}
@@ -338,7 +329,7 @@ def of_own_hooks(rank: Rank) -> None:
 def test_no_trial_is_advised_where_none_can_take_place(
     of: Callable[[Rank], Any], exchanges: str
 ) -> None:
-    """DeepSpeed, fairscale and some loops make no DDP model: hooks reduce the gradients."""
+    """DeepSpeed, fairscale and some loops make no DDP model, but reduce gradients in hooks."""
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank in ranks:
         for step in range(4):
@@ -426,7 +417,7 @@ def test_there_is_no_advice_for_a_single_rank() -> None:
             "",
         ),
         (
-            # As in a Slurm step, which sets the number of nodes and the node rank.
+            # In a Slurm step, Slurm sets the number of nodes and the node rank.
             "python -m commprof.run --rdzv-endpoint a:1 --world-sizes 2,4 --seed 3",
             {"nodes": 2},
             "commprof run --nproc 2 --trial T --nnodes 2 --node-rank N "

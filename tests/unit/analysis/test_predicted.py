@@ -1,5 +1,3 @@
-"""Checks that predictions are read with their interval, and other files refused."""
-
 from __future__ import annotations
 
 import math
@@ -23,7 +21,7 @@ def test_predicted_points_are_read_with_their_interval(tmp_path: Path) -> None:
     found = read_predictions(write_predictions(tmp_path / "p.json", *answers))
     far, near = found.points
     assert (far.world_size, near.world_size) == (16, 4)
-    # 1000 samples/s at 100 ms: 800 at 125 ms, 1250 at 80 ms.
+    # 1000 samples/s at 100 ms are 800 samples/s at 125 ms and 1250 samples/s at 80 ms.
     interval = far.samples_per_s
     assert (interval.value, interval.low, interval.high) == pytest.approx((1000, 800, 1250))
     assert (far.setting, near.setting) == ((("hook", "fp16"),), ())

@@ -1,5 +1,3 @@
-"""Checks the remarks that qualify the figures of a report."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -25,7 +23,6 @@ RECORDING = "Recording alone"
 
 
 def said(*worlds: WorldResult, overhead: Overhead | None = None, **values: Any) -> list[str]:
-    """Returns all remarks but the one on the cost of records."""
     found = remarks(context(**values), worlds, scale(worlds), overhead)
     return [remark for remark in found if not remark.startswith(RECORDING)]
 
@@ -41,7 +38,6 @@ def test_a_sound_run_has_no_remarks() -> None:
 def test_a_remark_names_world_sizes_with_more_threads_than_cores() -> None:
     worlds = [world(n, parts=parts(no_core_ms=3.0)) for n in (2, 4, 8)]
     (remark,) = said(*worlds, machine=on_cores(2))
-    # 3 ms of 30 ms exposed without a core.
     assert remark == (
         "More threads than cores at 4 and 8 ranks: the ranks of this host share 2 cores, and each "
         "rank runs 1 thread. At 8 ranks the training thread had no core for 10% of its exposed "
@@ -93,7 +89,6 @@ def test_a_remark_says_that_waiting_for_cores_was_not_measured(unknown: dict[str
 
 
 def test_efficiency_above_the_ideal_within_the_spread_may_be_noise() -> None:
-    # 3 % above; the middle half of the steps spreads by 4 %.
     (remark,) = said(world(1), world(2, samples_per_s=206.0))
     assert remark == (
         "Efficiency at 2 ranks is 103.0%, above the ideal; adding ranks alone cannot cause that. A "
@@ -113,7 +108,6 @@ def test_efficiency_above_the_ideal_within_the_spread_may_be_noise() -> None:
 def test_efficiency_above_the_ideal_beyond_the_spread_is_explained(
     scaling: str | None, cause: str
 ) -> None:
-    # Own work takes 70 ms per step alone and 35 ms at two ranks, over as many samples.
     faster = world(2, samples_per_s=300.0, parts=parts(step_ms=65.0))
     (remark,) = said(world(1), faster, scaling=scaling)
     assert "is 150.0%" in remark
@@ -159,7 +153,6 @@ def test_steps_of_unequal_size_explain_noise() -> None:
 
 
 def late_rank(**values: Any) -> LateRank:
-    """Late rank that costs three ranks 12.3 ms in each of ten steps, 0.37 s in all."""
     late = LateRank(3, 12_340_000, 0.875, 1 / 2001, 9, 10, 0.3702, "forward", 0.93)
     return dataclasses.replace(late, **values)
 
@@ -320,7 +313,6 @@ def test_the_measured_overhead_is_a_remark() -> None:
 
 
 def test_a_remark_gives_the_cost_of_recording() -> None:
-    # 20 records at 50 ns: 1 us of 100 ms.
     found = remarks(context(), [world(1)], scale([world(1)]), None)
     assert found == (
         "Recording alone: 20 records per step and rank at 50 ns each (measured in the run) cost "
@@ -356,7 +348,8 @@ def test_hardware_threads_do_not_count_as_cores() -> None:
     (remark,) = said(world(4), machine=machine)
     assert "share 2 cores" in remark
     assert said(world(2), machine=machine) == []
-    assert said(world(4), machine=on_cores(4)) == []  # a run that did not count its cores
+    # Without ``usable_core_count``, ``usable_cpu_count`` is the number of cores.
+    assert said(world(4), machine=on_cores(4)) == []
 
 
 def test_no_remark_says_that_a_hook_compressed_nothing_if_gradients_are_on_a_device() -> None:

@@ -1,5 +1,3 @@
-"""Whatever part a recording lacks, nothing that is said about it rests on that part."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -8,9 +6,8 @@ import pytest
 
 from tests.support.builders.removals import Cases
 
-#: ``benchmarks/attribution/removals.py`` draws 10,000.
 _CASES, _OF_A_TEST = 240, 40
-#: Seeds for which commprof once made a statement that rested on the removed part.
+#: With these seeds commprof once made a statement that rested on the removed part.
 _ONCE_WRONG = (3877,)
 
 

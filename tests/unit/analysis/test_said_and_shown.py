@@ -1,8 +1,3 @@
-"""Checks on random results that no sentence of a report contradicts a figure next to it.
-
-Regular expressions find the words and numbers of each sentence.
-"""
-
 from __future__ import annotations
 
 import math
@@ -28,15 +23,13 @@ SPLIT = {
 LONGER = {**{name: name for name in (*WORDS.values(), "other")}, "waiting": "wait"}
 LONGER |= {"data transfer": "transfer", "communication not attributed": "unsplit"}
 PART = "|".join(map(re.escape, WORDS))
-#: The letters of the card's bar.
 CARD_PARTS = {"d": "data", "f": "forward", "b": "backward", "W": "wait", "T": "transfer"}
 CARD_PARTS |= {"X": "exposed", "o": "optimizer", ".": "other"}
-#: Rounding error of a percentage with one decimal, and of its arithmetic.
+#: A percentage with one decimal may be off by 0.05 from rounding, plus 0.001 from arithmetic.
 TENTH = 0.051
 
 
 def check(seed: int) -> None:
-    """Checks every rule for the sentences of one random result."""
     one = case(seed)
     largest_is_the_largest(one)
     card_says_what_is(one)
@@ -62,7 +55,6 @@ def largest_is_the_largest(one: Case) -> None:
 
 
 def named(headline: str, size: Size) -> None:
-    """Checks that the parts of a headline are the largest, with their shares."""
     first, second = ranking(size)[:2]
     if match := re.search(rf"rank \d+ delays .* its largest part is ({PART}): ([\d.]+)%", headline):
         assert WORDS[match[1]] == first, headline
@@ -88,7 +80,6 @@ def named(headline: str, size: Size) -> None:
 
 
 def card_says_what_is(one: Case) -> None:
-    """Checks that the card's figures are those of the steps and that it fits on a screen."""
     size, text = one.judged, card_text.render(one.card)
     lines = text.splitlines()
     assert len(lines) <= 24, text
@@ -188,7 +179,8 @@ def growth_is_what_it_is(one: Case) -> None:
             part = LONGER[word]
             true = size.parts[part] - ideal * base.parts[part]
             assert float(ms) == pytest.approx(true, rel=0.006), line
-        if listed:  # parts that are not listed are below 3 % each
+        # Parts that are not listed are below 3 % each.
+        if listed:
             values = [float(ms) for ms, _ in listed]
             rounding = 0.006 * sum(map(abs, values))
             assert sum(values) == pytest.approx(total, abs=7 * 0.03 * total + rounding), line
@@ -252,7 +244,6 @@ def advice_follows_from_the_figures(one: Case) -> None:
 
 
 def exchange_is_what_it_is(one: Case) -> None:
-    """Checks what the headline states about the exchange and about a late rank."""
     size, headline = one.judged, one.verdict.headline
     if match := re.search(r"(?:Only (\d+)%|None) of the transfer time overlaps", headline):
         transfer, hidden, backward = (
@@ -279,7 +270,6 @@ def exchange_is_what_it_is(one: Case) -> None:
 
 
 def late_ranks_are_told_alike(one: Case) -> None:
-    """Checks that headline, advice and remarks agree on the late rank and its phase."""
     cost = r"(the other ranks spend \d+% of their step waiting for it)"
     says = rf"ank (\d+) delays the step: (?:it falls behind .*, and )?{cost}"
     held_up = re.search(says, one.verdict.headline)

@@ -1,5 +1,3 @@
-"""Gains of a long run are replayed on a sample of its steps; intervals say how sure they are."""
-
 from __future__ import annotations
 
 from unittest.mock import patch
@@ -16,7 +14,6 @@ from tests.support.builders.exact.simulation import simulate
 from tests.support.builders.traces import world_run
 
 _STEPS = 120
-#: Number of events in the sample, which then has 13 to 50 steps.
 _SAMPLE = 3000
 
 
@@ -57,14 +54,13 @@ def test_gains_of_a_sample_hold_those_of_all_steps_in_their_intervals() -> None:
                 inside += gain.saved.low <= value <= gain.saved.high
             if value is not None:
                 assert gain.saved.value == pytest.approx(value, abs=0.02)
-    # Of 95 % intervals, some may miss.
     assert tried >= 12
     assert inside >= 0.85 * tried
 
 
 @pytest.mark.parametrize(("steps", "alike"), [(12, 0.0), (24, 0.5), (40, 0.7)])
 def test_intervals_of_few_steps_that_are_alike_hold_the_saving(steps: int, alike: float) -> None:
-    """The mean saving is 10 %; savings of steps vary, and are alike in neighbouring steps."""
+    """``alike`` is the correlation between the savings of neighbouring steps."""
     random = np.random.default_rng(steps)
     inside = {True: 0, False: 0}
     runs = 300

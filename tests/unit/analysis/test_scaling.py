@@ -1,5 +1,3 @@
-"""Checks the scaling of world sizes relative to the smallest one."""
-
 from __future__ import annotations
 
 import math
@@ -11,13 +9,11 @@ from tests.support.builders.results import world
 
 
 def test_speedup_and_efficiency_are_relative_to_the_smallest_world_size() -> None:
-    # 100 samples/s alone; 160 with two; 240 with four.
     found = scale([world(1), world(2, samples_per_s=160.0), world(4, samples_per_s=240.0)])
     assert found == (Scaling(1, 1.0, 1.0), Scaling(2, 1.6, 0.8), Scaling(4, 2.4, 0.6))
 
 
 def test_speedup_under_strong_scaling_is_the_ratio_of_throughputs() -> None:
-    # A global batch of 64: 0.64 s alone, 0.2 s with four ranks, that is 100 and 320 samples/s.
     assert scale([world(1, samples_per_s=64 / 0.64), world(4, samples_per_s=64 / 0.2)])[1] == (
         Scaling(4, pytest.approx(3.2), pytest.approx(0.8))
     )

@@ -1,5 +1,3 @@
-"""Checks the figures of strategies side by side, and their table to the character."""
-
 from __future__ import annotations
 
 import json
@@ -81,13 +79,13 @@ def test_the_step_spread_is_nan_if_the_median_is_zero() -> None:
 def test_a_strategy_row_has_figures_relative_to_the_first_strategy() -> None:
     row = row_of("fsdp", 2)
     assert row.versus_first == 0.75
-    assert math.isnan(row.efficiency)  # fsdp has no other world size
+    assert math.isnan(row.efficiency)
     assert row.step_spread == pytest.approx(4 / 133.3)
     assert (row.exposed_ms, row.exposed_share) == (30.0, 0.3)
     assert row.training_bytes == 500_000_000
     assert [op.op for op in row.operations] == ["all_gather_into_tensor", "reduce_scatter_tensor"]
     gathered, scattered = row.operations
-    # 80 calls and 160 MB on 2 ranks in 10 steps each.
+    # 80 calls of 160 MB together on 2 ranks in 10 steps are 4 calls and 8 MB per rank and step.
     assert (gathered.calls, gathered.size_bytes) == (4.0, 8_000_000)
     assert gathered.phase == "forward + backward"
     assert gathered.overlapped == 0.75
@@ -109,7 +107,8 @@ def test_collective_rows_of_one_operation_are_added_up() -> None:
     ((operation,),) = (row.operations for row in strategy_rows([result]))
     assert (operation.calls, operation.size_bytes) == (2.0, 8_000_000)
     assert (operation.in_flight_ms, operation.exposed_ms) == (1.0, 11.0)
-    assert operation.overlapped == 0.0  # never negative
+    # The overlap is never negative, although more time was exposed than in flight.
+    assert operation.overlapped == 0.0
 
 
 def rendered() -> str:
@@ -119,7 +118,7 @@ def rendered() -> str:
 
 
 def test_the_strategies_table_equals_the_golden_file() -> None:
-    # To update the file: python -m tests.unit.analysis.test_strategies > GOLDEN
+    # ``python -m tests.unit.analysis.test_strategies`` prints the text for the golden file.
     assert rendered() == GOLDEN.read_text()
 
 

@@ -1,5 +1,3 @@
-"""Checks how summaries of always-on mode are read and combined across ranks."""
-
 from __future__ import annotations
 
 import json
@@ -116,7 +114,7 @@ def test_a_summary_that_lacks_a_key_is_refused_with_the_key_s_name() -> None:
 
 
 def two_ranks(directory: Path) -> None:
-    """Writes two traces; one group is number 1 on rank 0, 2 on rank 1 (with steps of 20 ms)."""
+    """The same group has number 1 on rank 0 and number 2 on rank 1."""
     write(directory / "rank_0.trace", block(summary()), made.end(), world_size=2)
     other = summary(
         steps=document([20 * MS] * 2),
@@ -164,7 +162,6 @@ def test_summaries_of_two_ranks_are_combined(tmp_path: Path) -> None:
     assert parts == (1, 2, 3, 0)
     assert (found.timing.step_ms, found.timing.exposed_ms, found.timing.other_ms) == (15, 8, 1)
     assert sum(parts) + found.timing.exposed_ms + found.timing.other_ms == found.timing.step_ms
-    # The median, the second of 4 values, is one of rank 0's steps.
     assert found.timing.step_median_ms == pytest.approx(10, rel=0.01)
     assert found.timing.step_p95_ms == pytest.approx(20, rel=0.01)
     reduce, others = found.operations
@@ -176,7 +173,7 @@ def test_summaries_of_two_ranks_are_combined(tmp_path: Path) -> None:
     assert reduce.duration.p99_ms == pytest.approx(8, rel=0.01)
     assert (others.op, others.group, others.below_bytes, others.count) == ("other", "", 0, 5)
     assert (found.moved, found.dropped_records) == (5, 3)
-    # Means of 1, 1, 4 and of 2, 2, 5, over the three steps with a known split.
+    # Three steps have a known split: waits of 1, 1 and 4 ms, and transfers of 2, 2 and 5 ms.
     assert (found.timing.exposed_wait_ms, found.timing.exposed_transfer_ms) == (2, 3)
     assert (
         found.arrivals.arrivals_known,
@@ -233,7 +230,7 @@ def test_a_remark_names_where_steps_end_if_it_was_not_declared(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("op", "bytes_mb", "algbw", "busbw"),
-    # Four ranks, 3 ms per call; nccl-tests' size is the larger of input and output.
+    # nccl-tests takes the larger of input and output as the size.
     [("all_reduce", 3, 1.0, 1.5), ("all_gather", 3, 1.0, 0.75), ("gather", 3, None, None)],
 )
 def test_bandwidth_is_computed_from_summaries_alone(
@@ -268,7 +265,6 @@ def test_the_report_explains_unknown_exposed_time_if_no_step_was_seen(tmp_path: 
 def test_a_killed_rank_keeps_its_summary_but_in_always_on_mode_not_its_ring_records(
     tmp_path: Path,
 ) -> None:
-    """In always-on mode the ring's records cover 200 ms; in full mode they are the newest."""
     for mode, expected in (("always-on", 0), ("full", 1)):
         prefix = tmp_path / f"{mode}-"
         Path(f"{prefix}0.ring").write_bytes(made.ring({0: made.record(5)}, head=1, dropped=2))
@@ -289,14 +285,13 @@ def four_ranks(
     cut_off: tuple[int, ...] = (),
     **changes: Any,
 ) -> Path:
-    """Writes 40 steps of 100 ms; backward takes 23 ms on rank 2, 3 ms elsewhere.
+    """In each of 40 steps of 100 ms, ranks ``waiting`` wait 20 ms for rank 2.
 
-    Ranks ``waiting`` wait 20 ms for rank 2, whose process is paused for ``paused_ms`` in total. The
-    hosts of ranks ``cut_off`` receive no arrivals.
+    Rank 2 is paused for ``paused_ms`` in total; the hosts of ranks ``cut_off`` receive no arrivals.
     """
     for rank in range(4):
         late = rank == 2
-        # Block lengths differ between ranks: those of rank 0 are twice as long.
+        # Rank 0's blocks are twice as long as those of the other ranks.
         length = (2 if rank == 0 else 1) << 24
         cells = [x for at in range(1000, 1040) for x in ((at << 24) // length, 2, 20 * MS)]
         content: dict[str, Any] = {
@@ -321,7 +316,6 @@ def test_the_late_rank_is_named_from_summaries_alone(tmp_path: Path) -> None:
     late = found.late_rank
     assert late is not None
     assert (late.rank, late.phase, late.phase_share) == (2, "backward", 1.0)
-    # Three ranks, 40 steps, 20 ms each.
     assert late.wait_ms == pytest.approx(20)
     assert late.cost_s == pytest.approx(2.4)
     assert (late.share, late.p_value) == (1.0, 1 / 2001)
@@ -331,7 +325,6 @@ def test_the_late_rank_is_named_from_summaries_alone(tmp_path: Path) -> None:
 
 
 def test_the_ranks_of_a_slow_host_are_named_from_summaries_alone(tmp_path: Path) -> None:
-    """Backward takes 23 ms on ranks 4 to 7, and 3 ms on the others, which wait for one of them."""
     for rank in range(8):
         is_slow = rank >= 4
         cells = [] if is_slow else [x for at in range(40) for x in (at, 4 + at % 4, 20 * MS)]
@@ -367,7 +360,6 @@ def test_only_ranks_that_wait_for_the_late_rank_are_counted(tmp_path: Path) -> N
 
 
 def test_waiting_that_ranks_passed_on_names_the_rank_at_which_it_begins(tmp_path: Path) -> None:
-    """Rank 0 takes 20 ms longer; rank 1 waits for it, and ranks 2 and 3 wait for rank 1."""
     for rank, awaited in enumerate((None, 0, 1, 1)):
         cells = [] if awaited is None else [n for at in range(40) for n in (at, awaited, 20 * MS)]
         content = {
@@ -392,7 +384,7 @@ def test_waiting_that_ranks_passed_on_names_the_rank_at_which_it_begins(tmp_path
 
 @pytest.mark.parametrize(
     ("paused_ms", "named", "share"),
-    # Rank 2's backward takes 20 ms longer, 800 ms in 40 steps.
+    # Rank 2's backward takes 20 ms longer in each of 40 steps: 800 ms together.
     [(800, "host pause", 1.0), (600, "host pause", 0.75), (200, "backward", 0.75)],
 )
 def test_host_pauses_are_separated_from_the_late_rank_s_phase(
@@ -401,7 +393,6 @@ def test_host_pauses_are_separated_from_the_late_rank_s_phase(
     (found,) = analyse_run(four_ranks(tmp_path, paused_ms=paused_ms)).summaries
     assert found.late_rank is not None
     assert (found.late_rank.phase, found.late_rank.phase_share) == (named, pytest.approx(share))
-    # The parts of the step stay what they were.
     assert found.timing.backward_ms == pytest.approx(8)
     text = " ".join(table.render(analyse_run(tmp_path), 100).split())
     where = "is time in which its process did not run (host pause)."
@@ -477,7 +468,7 @@ def test_no_late_rank_is_named_across_hosts_that_received_no_clocks_or_arrivals(
         (1, state_of(), 9, 2, "8 of these collectives belong to groups that did not fit"),
         (1, state_of(), 9, 1, "groups and 48 MiB); for the others, a rank did not record, or was"),
         (2, state_of(), 9, 0, "other hosts' issue times were lost on the network."),
-        # Counted once per host: its ranks share a carrier.
+        # Ranks of one host share a carrier, so the datagrams of each host count once.
         (2, state_of(unsent=3), 9, 0, "were lost on the network (6 datagrams could not be sent)"),
     ],
 )

@@ -1,5 +1,3 @@
-"""Checks the sentences on what binds a step, for each part and for figures that are missing."""
-
 from __future__ import annotations
 
 import math
@@ -28,7 +26,7 @@ def of(ranks: int = 2, **measured: object) -> Verdict:
     [
         ({"forward": 20, "backward": 40, "transfer": 30}, "compute"),
         ({"backward": 30, "wait": 50, "transfer": 10}, "communication"),
-        # Neither waiting nor transfer is larger than compute; both together are.
+        # Only together are waiting and transfer larger than compute.
         ({"backward": 44, "wait": 11.2, "transfer": 40.9}, "communication"),
         ({"backward": 30, "wait": math.nan, "transfer": math.nan, "exposed": 60}, "communication"),
         ({"backward": 20, "wait": 10, "transfer": 10, "exposed": 70}, "communication"),
@@ -75,7 +73,6 @@ def test_communication_that_the_capture_cannot_see_is_reported_as_not_seen(
 
 
 def test_without_times_of_the_gpu_no_bound_on_the_gain_and_no_late_rank_are_stated() -> None:
-    """The host waits for 2 % of the step, at a barrier; nothing timed the waits of the GPU."""
     result = run_result(world(2, device_collectives=4, parts=parts(exposed_ms=2.0)))
     details = [detail(2, backward=60, wait=1, transfer=1, hidden=5)]
     found = verdict(result, details)
@@ -97,7 +94,7 @@ def test_without_times_of_the_gpu_no_bound_on_the_gain_and_no_late_rank_are_stat
 
 
 def test_exposed_time_of_the_host_is_not_reported_as_not_seen() -> None:
-    """The host waits with TORCH_NCCL_BLOCKING_WAIT=1, or in another group on gloo."""
+    """The host itself waits with TORCH_NCCL_BLOCKING_WAIT=1, and for groups on gloo."""
     result = run_result(world(2, device_collectives=4))
     found = verdict(result, [detail(2, backward=30, exposed=40, wait=math.nan, transfer=math.nan)])
     assert found is not None
@@ -154,7 +151,6 @@ def test_frequent_slow_steps_do_not_count_as_stalled(steps: int, hung: int, left
 
 def test_the_verdict_gives_exposed_time_as_the_largest_possible_gain() -> None:
     text = " ".join(of(backward=60, wait=10, transfer=20, hidden=12.5).sentences)
-    # 30 ms of 100: 10 waiting and 20 in transfer; 12.5 hidden.
     assert "during 30.0% of the mean step: 10.0% for the last rank, 20.0% for the trans" in text
     assert "all else stayed equal, a step would be at most 30.0% (30 ms) shorter (upper bo" in text
     assert "12.5 ms of communication was hidden by other work" in text
@@ -206,7 +202,6 @@ def test_the_growth_of_the_step_is_divided_among_its_parts() -> None:
     result = run_result(world(1), world(2, samples_per_s=150.0))
     found = verdict(result, [detail(1, backward=60), detail(2, backward=85, transfer=25, step=150)])
     assert found is not None
-    # 50 ms more: backward 25, transfer 25.
     assert found.sentences[-1] == (
         "From 1 to 2 ranks the throughput grew by a factor of 1.50, 75% of the ideal. A step is "
         "50 ms longer than with ideal scaling: +25 ms compute, +25 ms data transfer."
@@ -255,7 +250,6 @@ def test_without_enough_cores_the_verdict_is_about_the_largest_world_size() -> N
 
 
 def test_the_verdict_mentions_cores_only_if_ranks_waited_for_them() -> None:
-    # First 3 of 30 ms exposed lack a core, then none: the ranks may have slept.
     lacking = about(world(4, parts=parts(no_core_ms=3.0)))
     assert lacking.sentences[0] == (
         "Ranks waited for CPU cores: for 10.0% of the exposed time, they were ready to run but had "

@@ -1,8 +1,3 @@
-"""Checks the figures of one world size, from traces and the training loop's own results.
-
-Also checks how often a step runs its backward pass, its update and DDP's exchange.
-"""
-
 from __future__ import annotations
 
 import dataclasses
@@ -28,11 +23,7 @@ BUCKETS = 3
 
 
 def rank_of(rank: int, world_size: int, steps: int, late_ms: int = 0, **metadata: object) -> Rank:
-    """Rank with steps of 100 ms: data 10, forward 20, backward 60, 20 of it in its finalisation.
-
-    The three buckets are issued at 40, 50 and 60 and done at 45, 55 and 80; the finalisation
-    only waits, from 60 to 80. This rank issues the last bucket `late_ms` later.
-    """
+    """``late_ms`` delays the last bucket and the finalisation of each step."""
     made = Rank(rank, world_size, steps=steps, **metadata)
     for step in range(steps):
         at = 100 * MS * step
@@ -65,26 +56,23 @@ def test_figures_of_a_world_of_two_ranks_with_a_late_one() -> None:
     )
     assert (result.timing.step_median_ms, result.timing.step_p95_ms) == (100.0, 100.0)
     assert result.timing.step_quartiles_ms == (100.0, 100.0)
-    # 2 ranks, 10 samples per step, 0.1 s per step.
+    # Each of 2 ranks has 10 samples in each step of 0.1 s.
     assert result.training.samples_per_s == pytest.approx(200.0)
     first, second = (rank.parts for rank in result.ranks)
-    # Rank 0 waits [60, 80] and rank 1 arrives at 75; rank 1 waits [75, 80] for the transfer.
     assert (first.exposed_ms, first.wait_ms, first.transfer_ms) == pytest.approx((20, 15, 5))
     assert (second.exposed_ms, second.wait_ms, second.transfer_ms) == pytest.approx((5, 0, 5))
     assert (first.backward_ms, second.backward_ms) == pytest.approx((40, 55))
-    # In flight: 5 + 5 + 20 for the first; 5 + 5 + 5 for the second.
     assert (first.hidden_ms, second.hidden_ms) == pytest.approx((10, 10))
     assert result.parts.exposed_ms == pytest.approx(12.5)
     assert result.parts.no_core_ms == pytest.approx(2.0)
     assert result.parts.other_ms == pytest.approx(10.0)
-    # Own work 80 and 95 ms: 95 / 87.5.
     assert result.imbalance == pytest.approx(95 / 87.5 - 1)
     assert result.lateness.late_rank is not None
     assert (result.lateness.late_rank.rank, result.lateness.late_rank.wait_ns) == (
         1,
         pytest.approx(15 * MS),
     )
-    # 1 step mark, 3 phases, 3 issues, 3 ends, 2 of the finalisation.
+    # A step has 1 step mark, 3 phases, 3 issues, 3 ends and 2 records of the finalisation.
     assert result.profiler_cost.records_per_step == 12
     assert result.profiler_cost.record_cost_ns == 50.0
     assert result.recording.missing_ranks == result.recording.problems == ()
@@ -109,8 +97,8 @@ def test_steps_are_as_long_as_on_the_slowest_rank() -> None:
         second.step(begin * MS, end * MS)
     result = analyse_world(world_run([first, second]))
     assert result is not None
-    # After the first step, the slower rank's times are 109, 100, 109 and 100 ms. These four steps
-    # take 400 ms on rank 0 and 405 ms on rank 1.
+    # After the first step, the slowest rank's steps take 109, 100, 109 and 100 ms. On rank 1 these
+    # four steps take 405 ms together.
     assert result.timing.step_median_ms == 104.5
     assert result.training.samples_per_s == pytest.approx(2 * 4 * 10 / 0.405)
 
@@ -143,7 +131,6 @@ def test_overhead_samples_take_the_slowest_rank_s_time_and_the_sum_of_cpu_times(
     run.results[0]["overhead_cpu_ns"] = [0.5, 2.0]
     result = analyse_world(run)
     assert result is not None
-    # Without the other rank's CPU time the sum is not known.
     assert [one[:2] for one in result.profiler_cost.overhead_samples] == [
         ("on", 3.0),
         ("off_a", 5.0),
@@ -167,7 +154,6 @@ def test_with_a_missing_rank_wait_and_transfer_are_unknown_but_exposed_time_is_k
 
 
 def test_a_late_rank_is_named_by_its_own_work_if_another_rank_is_missing() -> None:
-    """Rank 3's forward takes 6 ms more; now and then the host delays ranks 1 and 2 by 40 ms."""
     ranks = []
     for rank in (1, 2, 3):
         made = Rank(rank, 4, groups={1: ("of 1 to 3", 3)}, steps=24)
@@ -252,7 +238,7 @@ def test_compared_clocks_give_the_figures_of_one_clock_and_the_clock_error() -> 
     ranks = [rank_of(rank, 2, 12) for rank in range(2)]
     one_clock = analyse_world(world_run(ranks))
     ranks = [rank_of(rank, 2, 12, boot_id=f"boot {rank}") for rank in range(2)]
-    for at in (0, 3600_000 * MS):  # both clocks show the same, and do not drift
+    for at in (0, 3600_000 * MS):
         ranks[1].clock(at, 0, 7_000)
     compared = analyse_world(world_run(ranks))
     assert one_clock is not None
@@ -265,7 +251,7 @@ def test_compared_clocks_give_the_figures_of_one_clock_and_the_clock_error() -> 
     assert [rank.machine for rank in compared.ranks] == ["boot 0", "boot 1"]
     same = tuple(dataclasses.replace(rank, machine="boot") for rank in compared.ranks)
     compared = with_fields(compared, clock_error_us=0.0, host_links=None, ranks=same)
-    assert dataclasses.astuple(compared) == dataclasses.astuple(one_clock)  # nan included
+    assert dataclasses.astuple(compared) == dataclasses.astuple(one_clock)
 
 
 def test_communication_that_python_capture_cannot_see_is_nan_and_not_zero() -> None:
@@ -285,7 +271,7 @@ def test_communication_that_python_capture_cannot_see_is_nan_and_not_zero() -> N
         alone.step(100 * MS * step, 100 * MS * (step + 1))
     of_one = analyse_world(world_run([alone]))
     assert of_one is not None
-    assert of_one.parts.exposed_ms == 0.0  # it has no rank to wait for
+    assert of_one.parts.exposed_ms == 0.0
 
 
 def test_communication_that_python_capture_cannot_see_is_nan_in_each_step(tmp_path: Path) -> None:
@@ -315,7 +301,6 @@ def test_the_loop_s_clock_is_compared_with_the_trace_s_measured_steps() -> None:
     result = analyse_world(run)
     assert result is not None
     (check,) = (check for check in result.cross_checks if check.name == "loop_clock")
-    # The five measured steps.
     assert (check.ours, check.other, check.agrees) == (0.5, pytest.approx(0.495), False)
 
 
@@ -333,7 +318,8 @@ def test_a_world_without_a_completed_step_has_nan_figures() -> None:
 @pytest.mark.measures
 def test_eight_ranks_are_analysed_within_the_time_limit() -> None:
     run = world_run([_long(rank, 8, steps=200, buckets=12) for rank in range(8)])
-    begin = time.process_time()  # other processes use the machine too
+    # Other processes use the machine too, so CPU time is measured.
+    begin = time.process_time()
     result = analyse_world(run)
     assert time.process_time() - begin < 2
     assert result is not None
@@ -343,7 +329,8 @@ def test_eight_ranks_are_analysed_within_the_time_limit() -> None:
 @pytest.mark.measures
 def test_a_long_run_of_one_rank_is_analysed_within_the_time_limit() -> None:
     run = world_run([_long(0, 1, steps=20_000, buckets=4)])
-    begin = time.process_time()  # other processes use the machine too
+    # Other processes use the machine too, so CPU time is measured.
+    begin = time.process_time()
     result = analyse_world(run)
     assert time.process_time() - begin < 10
     assert result is not None
@@ -369,7 +356,6 @@ def _long(rank: int, world_size: int, steps: int, buckets: int) -> Rank:
 
 
 def write_run(path: Path, ranks: list[Rank], **values: object) -> None:
-    """Writes a run directory with one finished world size, which has these ranks."""
     world = path / f"world_{len(ranks)}"
     world.mkdir()
     for rank in ranks:

@@ -1,5 +1,3 @@
-"""Consistent reports give no finding, however their figures are rounded."""
-
 from __future__ import annotations
 
 import json
@@ -27,7 +25,8 @@ def test_the_figures_of_consistent_reports_are_actually_compared() -> None:
     assert sum(checks) > 400
 
 
-@pytest.mark.parametrize("seed", [3, 8, 13, 18])  # commprof's own JSON
+# These seeds yield commprof's own JSON.
+@pytest.mark.parametrize("seed", [3, 8, 13, 18])
 def test_one_changed_figure_in_a_consistent_report_is_found(seed: int) -> None:
     value = json.loads(honest_report(seed)[1])
     value["runs"][-1]["aggregated_metrics"]["samples_per_sec"] *= 1.0001
@@ -38,7 +37,8 @@ def test_one_changed_figure_in_a_consistent_report_is_found(seed: int) -> None:
 def test_a_speedup_that_no_rounding_of_the_throughputs_gives_is_found() -> None:
     text = "GPUs,throughput,speedup\n1,100.0,1.00\n2,195.0,{}\n"
     assert audit(text.format("1.95")).findings == ()
-    assert audit(text.format("1.94")).findings == ()  # 194.95 / 100.1, truncated
+    # 194.95 / 100.1 is 1.9475, which a tool may truncate to 1.94.
+    assert audit(text.format("1.94")).findings == ()
     (finding,) = audit(text.format("1.93")).findings
     assert (finding.rule, finding.row) == ("speedup-from-throughput", "2 ranks")
     assert finding.stated.text == "speed-up 1.93 (line 3)"
@@ -49,36 +49,32 @@ def test_a_speedup_that_no_rounding_of_the_throughputs_gives_is_found() -> None:
 @pytest.mark.parametrize(
     "table",
     [
-        # One experiment per strategy, in one table and in two.
         "| GPUs | Strategy | samples/s |\n|-|-|-|\n| 1 | DDP | 10 |\n| 1 | FSDP | 8 |\n"
         "| 2 | DDP | 19 |\n| 2 | FSDP | 15 |",
         "| GPUs | samples/s | speedup |\n|-|-|-|\n| 1 | 10 | 1.0 |\n| 2 | 19 | 1.9 |\n\n"
         "| GPUs | samples/s | speedup |\n|-|-|-|\n| 1 | 30 | 1.0 |\n| 2 | 45 | 1.5 |",
-        # Strong scaling, then weak scaling, each with the global batch in its column.
+        # The global batch is constant in strong scaling, and grows with the GPUs in weak scaling.
         "| GPUs | batch | samples/s | step ms | speedup |\n|-|-|-|-|-|\n"
         "| 1 | 64 | 640 | 100 | 1.0 |\n| 2 | 64 | 1067 | 60.0 | 1.67 |\n"
         "| 4 | 64 | 1600 | 40.0 | 2.5 |",
         "| GPUs | batch | samples/s | step ms | speedup |\n|-|-|-|-|-|\n"
         "| 1 | 64 | 640 | 100 | 1.0 |\n| 2 | 128 | 1067 | 120 | 1.67 |",
-        # Speedup relative to the smallest number of GPUs in the table.
         "| GPUs | samples/s | speedup | efficiency |\n|-|-|-|-|\n"
         "| 8 | 800 | 1.0x | 100% |\n| 16 | 1500 | 1.9x | 94% |",
-        # One column per system, whose ratio is the speedup; and the throughput of one GPU.
+        # The speedup compares two systems; in the next table, the throughput is that of one GPU.
         "| GPUs | batch | ours img/s | theirs img/s | speedup |\n|-|-|-|-|-|\n"
         "| 1 | 32 | 100 | 80 | 1.25x |\n| 8 | 32 | 790 | 500 | 1.58x |",
         "| GPUs | batch/GPU | step ms | img/s per GPU | speedup |\n|-|-|-|-|-|\n"
         "| 1 | 32 | 100 | 320 | 1.0 |\n| 8 | 32 | 110 | 291 | 7.3 |",
-        # Four accumulated batches per update.
         "| GPUs | batch/GPU | grad accum | step ms | img/s |\n|-|-|-|-|-|\n"
         "| 1 | 8 | 4 | 100 | 320 |\n| 2 | 8 | 4 | 110 | 582 |",
-        # Times in several units, thousands with a space, a cost efficiency in percent.
         "| GPUs | Time per epoch | Speedup |\n|-|-|-|\n| 1 | 1h 10m | 1.00x |\n| 2 | 36m | 1.94x |",
         "| GPUs | Time per epoch | Speedup |\n|-|-|-|\n"
         "| 1 | 3.00 days | 1.00x |\n| 4 | 19.1 hours | 3.77x |",
         "| GPUs | img/s | Speedup |\n|-|-|-|\n| 1 | 985 | 1.00x |\n| 2 | 1 950 | 1.98x |",
         "| GPUs | Cost ($) | Cost efficiency (%) |\n|-|-|-|\n"
         "| 1 | 10.00 | - |\n| 2 | 10.28 | 97.3 |",
-        # An efficiency and a throughput of another kind.
+        # An efficiency of the GPU and a throughput in GB/s are no figures of scaling.
         "| GPUs | GPU efficiency | Throughput (GB/s) | latency p99 (ms) | speedup |\n|-|-|-|-|-|\n"
         "| 1 | 150% | 3 | 2 | 1 |\n| 2 | 170% | 30 | 4 | 1.9 |",
     ],
@@ -98,7 +94,6 @@ Format = Callable[[float], str]
 
 
 def honest_report(seed: int) -> tuple[str, str]:
-    """Returns the name of the format and the text, both determined by the seed."""
     rng = random.Random(seed)
     rows = _measured(rng)
     name = ("markdown", "csv", "json", "commprof", "files")[seed % 5]
@@ -112,7 +107,6 @@ def honest_report(seed: int) -> tuple[str, str]:
 
 
 def _measured(rng: random.Random) -> list[dict[str, float]]:
-    """Returns the measured and derived figures of each world size, unrounded."""
     batch, step_s = rng.choice((8, 16, 30, 32, 128)), math.exp(rng.uniform(-6, 1))
     is_strong, loss, steps = rng.random() < 0.4, rng.uniform(0.0, 0.25), rng.randint(20, 3000)
     price = rng.choice((0.6, 1.1, 3.0, 32.77))
@@ -137,8 +131,6 @@ def _measured(rng: random.Random) -> list[dict[str, float]]:
 
 
 def _number(rng: random.Random, suffix: str = "", prefix: str = "") -> Format:
-    """Returns a tool's number format: decimals, significant digits, thousands, or truncation."""
-
     def cut(value: float) -> str:
         return f"{math.floor(value * 100) / 100:.2f}"
 
@@ -155,8 +147,6 @@ def _number(rng: random.Random, suffix: str = "", prefix: str = "") -> Format:
 
 
 def _columns(rng: random.Random) -> list[tuple[str, Callable[[dict[str, float]], str]]]:
-    """Returns headers with the functions that format their cells; some columns are left out."""
-
     def of(name: str, form: Format, scale: float = 1.0) -> Callable[[dict[str, float]], str]:
         return lambda row: form(row[name] * scale)
 
@@ -227,7 +217,6 @@ def _json(rng: random.Random, rows: list[dict[str, float]]) -> str:
 
 
 def _files(rng: random.Random, rows: list[dict[str, float]]) -> str:
-    """Returns a text with the JSON of each world size, its ranks and its epochs."""
     epochs, parts = rng.randint(2, 4), ["| Setting | Value |\n|---|---|\n| Batch Size | 10 |"]
     for row in rows:
         ranks, batches = int(row["ranks"]), rng.randint(5, 50)
@@ -254,7 +243,6 @@ def _files(rng: random.Random, rows: list[dict[str, float]]) -> str:
 
 
 def _commprof(rng: random.Random, rows: list[dict[str, float]]) -> str:
-    """Returns unrounded JSON, as `commprof run --json` writes it."""
     runs = []
     for row in rows:
         ranks = int(row["ranks"])

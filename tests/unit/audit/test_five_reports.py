@@ -1,4 +1,4 @@
-"""The audit of five reports that contradict themselves, of which only the figures were copied."""
+"""Five reports contradict themselves. Only their figures were copied into tests/data/audit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def one(name: str, rule: str, row: str) -> Finding:
 @pytest.mark.parametrize(
     ("name", "rule", "row", "stated", "implied"),
     [
-        # Both runs had 640 samples; the stated figures imply 320 in 23.96 s and 1,281 in 4.74 s.
+        # Both runs had 640 samples, but the stated figures imply 320 and 1,281 samples.
         ("simulated_transformer", "throughput-from-work", "1 rank", "13.35", 640 / 23.96),
         ("simulated_transformer", "throughput-from-work", "4 ranks", "270.19", 640 / 4.74),
         ("simulated_transformer", "speedup-from-work", "4 ranks", "20.22x", 23.96 / 4.74),

@@ -1,5 +1,3 @@
-"""Columns whose names state what their figures must follow from."""
-
 from __future__ import annotations
 
 import pytest
@@ -34,7 +32,7 @@ def test_a_rows_own_parallel_share_overrides_that_of_the_report() -> None:
     text = "P = 0.95\n\n| N | P | Amdahl |\n|-|-|-|\n| 8 | 50% | {} |\n"
     assert findings_in(text.format("1.78")) == []
     assert [f.rule for f in findings_in(text.format("5.93"))] == ["amdahl"]
-    assert findings_in(text.format("5.93").replace("50%", "200%")) == []  # 200% is no share
+    assert findings_in(text.format("5.93").replace("50%", "200%")) == []
 
 
 def test_measured_speedup_is_checked_although_amdahls_is_given_too() -> None:

@@ -1,5 +1,3 @@
-"""The audit's reading of numbers, of headers, and of files that are no reports."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Plans of the runs whose cards are judged without knowing the cause, and counts of answers."""
-
 from __future__ import annotations
 
 import json

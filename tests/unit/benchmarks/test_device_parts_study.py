@@ -1,5 +1,3 @@
-"""The comparison of a GPU's parts with the figures of other tools."""
-
 from __future__ import annotations
 
 import gzip
@@ -13,11 +11,11 @@ from tests.support.builders.profiler_traces import Event, all_reduce, annotation
 
 
 def recording(folder: Path) -> Path:
-    """A GPU's time from 0 to 1000 µs, with a fill, and a copy that hides communication."""
     events: list[Event] = [
         annotation("ProfilerStep#1", 0, 1000),
         kernel("gemm", 0, 300, correlation=1),
-        all_reduce(200, 600, seq=1),  # exposed by commprof's rules: 300 to 400 and 500 to 600
+        # By commprof's rules, this call is exposed from 300 to 400 µs and from 500 to 600 µs.
+        all_reduce(200, 600, seq=1),
         {**kernel("Memcpy DtoD (Device -> Device)", 400, 500), "cat": "gpu_memcpy"},
         {**kernel("Memset (Device)", 700, 800), "cat": "gpu_memset"},
         kernel("gemm", 900, 1000, correlation=2),
@@ -49,7 +47,7 @@ def test_the_parts_by_commprof_s_rules_and_by_those_of_the_others(tmp_path: Path
     by_lens = row["by_rules"]["tracelens"]
     expected = {"compute": 0.5, "exposed": 0.3, "copies": 0.0, "idle": 0.2}
     assert {name: by_lens[name] for name in expected} == pytest.approx(expected)
-    # Of the kernels with a launch, from 0 to 1000 µs: two of compute.
+    # Only kernels with a launch count for HTA: two gemms of 400 µs together.
     expected = {"compute": 0.4, "other": 0.0, "idle": 0.6, "span": 1.0}
     assert row["by_rules"]["hta"] == pytest.approx(expected)
 

@@ -1,5 +1,3 @@
-"""The demands on exact schedules: naming a late rank is right, also if two are late in turn."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""Faults that ``benchmarks/faults.py`` tries, the results that it keeps, and its demands."""
-
 from __future__ import annotations
 
 import argparse
@@ -47,7 +45,6 @@ def test_an_unknown_fault_name_is_refused_and_the_known_ones_are_listed(
 
 
 def counted() -> dict[str, dict[str, Any]]:
-    """Returns the contents of a results file that meets every demand."""
     found: dict[str, dict[str, Any]] = {}
     for row in matrix.rows():
         tries = row.tries or 10
@@ -102,7 +99,6 @@ def test_only_many_events_and_damaged_directories_set_their_own_tries() -> None:
 def run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[dict[str, Any], list[str]]]:
-    """Function that runs a matrix of rows that do nothing; returns its file and the tried rows."""
     monkeypatch.setattr(matrix, "Forks", nullcontext)
     for module in (matrix, results_file):
         monkeypatch.setattr(module, "about", lambda: {"git_commit": "abc"})

@@ -1,5 +1,3 @@
-"""Instruction counts of callgrind, and the demands on them."""
-
 from __future__ import annotations
 
 from pathlib import Path

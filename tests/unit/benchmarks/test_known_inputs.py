@@ -1,5 +1,3 @@
-"""The table of inputs with known answers: how an answer is judged, and what the table holds."""
-
 from __future__ import annotations
 
 import json
@@ -19,7 +17,7 @@ from benchmarks.recordings.known_inputs import (
 )
 
 _PLACES = [place / "shared/data/small" for place in Path(__file__).parents[4:6]]
-#: Inputs next to the repository, or next to the folder that holds its worktrees.
+#: The inputs lie next to the repository, or next to the folder that holds its worktrees.
 DATA = next((place for place in _PLACES if place.exists()), _PLACES[0])
 
 IDLE = Known("a", "true", "idle 2 %", r"idle .*2\.0%", never="bottleneck", answer=r"idle \S+")

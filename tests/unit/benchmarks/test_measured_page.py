@@ -1,5 +1,3 @@
-"""docs/measured.md is made from the committed results and shows missing and failed demands."""
-
 from __future__ import annotations
 
 import json
@@ -20,16 +18,14 @@ from tools.make_measured import NOT_YET, PAGE, RESULTS, STUDIES, _alike, _row_of
 
 
 def verdicts(text: str, title: str) -> list[str]:
-    """Returns a verdict per demand; a row of met demands stands for the number in its cell."""
+    """A row of met demands counts as often as the number in its cell says."""
     after = text.split(f"\n| **{title}** (")[1].split("\n\n")[0].splitlines()[1:]
     found: list[str] = []
     for row in after:
         missed = row.startswith("| **NOT met**: ")
         if row.startswith("| **") and not missed:
-            break  # the next study
-        found += ["NOT met" if missed else "met"] * int(
-            row.split(" | ")[1] or 0
-        )  # empty if not measured
+            break
+        found += ["NOT met" if missed else "met"] * int(row.split(" | ")[1] or 0)
     return found
 
 
@@ -70,7 +66,6 @@ def test_missed_demands_are_marked_on_the_page(tmp_path: Path) -> None:
     assert verdicts(text, "Ranks that hang") == ["NOT met", "NOT met", "met"]
     missed = "| **NOT met**: the hanging rank named, and no other | 1 | 19 of 20 | 20 of 20 |"
     assert missed in text
-    # The file does not contain the day.
     assert "**Ranks that hang** (`attribution/hangs.py`) |" in text
 
 
@@ -85,7 +80,7 @@ def test_the_page_shows_day_and_machine_of_a_measurement(tmp_path: Path) -> None
     for seed in range(20):
         kept.append(hang(seed))
     lines = path.read_text().splitlines()
-    assert len(lines) == 21  # one context line for the session
+    assert len(lines) == 21
     about = json.loads(lines[0])["context"]
     text = page(tmp_path)
     assert f"**Ranks that hang** (`attribution/hangs.py`, {about['timestamp'][:10]}) |" in text
@@ -125,7 +120,7 @@ def test_a_fault_row_is_met_only_if_all_tries_pass_in_all_respects(tmp_path: Pat
     }
     (tmp_path / "faults.json").write_text(json.dumps(rows))
     shown = page(tmp_path)
-    # The other faults, and those with watchers on, were not tried.
+    # The other faults were not tried, nor was any fault with watchers.
     assert verdicts(shown, "The fault matrix") == ["met", "NOT met", "NOT met", "NOT met"]
     assert "| 1 | 10, 9 and 10 of 10 | all |" in shown
     assert "rows tried | 1 | 2 of " in shown
@@ -140,9 +135,7 @@ def test_the_trials_of_the_committed_file_are_all_counted(tmp_path: Path) -> Non
 def test_merged_rows_of_the_page_still_count_every_demand() -> None:
     text = PAGE.read_text()
     for study in STUDIES:
-        for path in RESULTS.glob(
-            f"{Path(study.file).with_suffix('')}.*"
-        ):  # no file until something is measured
+        for path in RESULTS.glob(f"{Path(study.file).with_suffix('')}.*"):
             judged = sorted("met" if one.met else "NOT met" for one in study.judge(path))
             assert sorted(verdicts(text, study.title)) == judged
 
@@ -219,7 +212,7 @@ def test_compressed_files_of_results_are_read_as_they_were_written(
 ) -> None:
     monkeypatch.setattr(results_file, "about", lambda: {"timestamp": "now"})
     rows, parts = tmp_path / "rows.jsonl.gz", tmp_path / "parts.json.gz"
-    for _ in range(2):  # two sessions
+    for _ in range(2):
         lines = Lines(rows)
         lines.append({"a": 1})
         lines.append({"a": 2})

@@ -1,5 +1,3 @@
-"""The recordings that the benchmark of recordings' speed writes are read as they were meant."""
-
 from __future__ import annotations
 
 from pathlib import Path

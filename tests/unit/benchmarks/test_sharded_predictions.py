@@ -1,5 +1,3 @@
-"""The study of sharded predictions: its points, and its demands on their errors."""
-
 from __future__ import annotations
 
 import pytest
@@ -26,7 +24,7 @@ def test_points_are_distinct_and_exclude_the_recorded_setting() -> None:
     assert len(found) == len(set(found)) == 38
     assert len(set(transformer_points())) == 31
     assert BASE not in found
-    assert found == points()  # in the same order each time
+    assert found == points()
 
 
 def test_the_scenario_of_a_point_has_its_settings() -> None:
@@ -53,7 +51,7 @@ def test_only_points_with_clearly_differing_bounds_are_compared_with_them() -> N
     assert not measured.met
     assert mean.met
     assert worst.met
-    # A third of the 10 % by which perfect overlap misses the first point.
+    # 3.33 % is a third of the 10 % by which perfect overlap misses the first point.
     assert against.asked == "at most 3.33 %"
     assert not against.met
     assert len(demands(rows[1:], "timed")) == 3

@@ -1,5 +1,3 @@
-"""The table of PyTorch versions: one row for each, and the demands on all of them."""
-
 from __future__ import annotations
 
 import sys

@@ -1,9 +1,3 @@
-"""Phases that are marked automatically, in one process.
-
-Forward and backward passes inside an optimizer's step are not in the optimizer's phase. Samples
-are counted only if a batch shows their number. Modules with `fully_shard` have a forward phase.
-"""
-
 from __future__ import annotations
 
 import sys
@@ -29,8 +23,6 @@ from commprof.trace.schema import SAMPLES_UNKNOWN, STEP_UPDATED
 
 
 class SharedMarker:
-    """Marker that writes its events to a list that all markers share."""
-
     def __init__(self, name: str, seen: list[str]) -> None:
         self._name = name
         self._seen = seen
@@ -92,7 +84,7 @@ def test_the_optimizer_phase_resumes_after_a_closure_raises(seen: list[str]) -> 
 def test_a_step_that_only_makes_an_optimizer_s_state_is_no_update(
     seen: list[str], optimizer_type: Any
 ) -> None:
-    """The scheduler wraps ``step`` once more."""
+    """torch's scheduler wraps the optimizer's ``step`` once more."""
     names = ("data", "forward", "backward", "optimizer")
     ends: list[int] = []
     phases = AutoPhases({name: SharedMarker(name, seen) for name in names}, StepFinder(ends.append))
@@ -161,7 +153,8 @@ def test_samples_are_counted_with_a_custom_collation_of_matching_size() -> None:
 @pytest.mark.parametrize(
     "collate",
     [
-        lambda rows: [row[0] for row in rows],  # dimension 0 belongs to a sample
+        # Dimension 0 of these tensors belongs to a single sample.
+        lambda rows: [row[0] for row in rows],
         lambda rows: (torch.zeros(3, 2), torch.zeros(2)),
         lambda rows: torch.zeros(()),
         lambda rows: [1, "text", None],
@@ -184,8 +177,6 @@ def test_samples_of_a_batch_that_raises_stay_unknown() -> None:
 
 
 class Marker:
-    """Marker that notes when the outermost phase begins and ends."""
-
     def __init__(self) -> None:
         self.seen: list[str] = []
         self._depth = 0
@@ -208,7 +199,7 @@ class Marker:
 
 
 class Layer(nn.Linear):
-    """Layer with a `__call__` of its own, as modules of a few libraries have."""
+    """Modules of a few libraries have a ``__call__`` of their own, as here."""
 
     calls = 0
 
@@ -218,8 +209,6 @@ class Layer(nn.Linear):
 
 
 class Failing(nn.Module):
-    """Module whose forward raises an error."""
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         raise ValueError("no such input")
 
@@ -233,7 +222,6 @@ def group() -> Iterator[None]:
 
 @pytest.fixture
 def marker() -> Iterator[Marker]:
-    """Marker of a capture that runs during the test."""
     made, patches = Marker(), Patches()
     ShardedForward(made, patches).poll()
     yield made
@@ -254,7 +242,7 @@ def test_the_forward_phase_is_the_call_of_the_outermost_sharded_module(marker: M
     model(torch.ones(3, 4)).sum().backward()
     assert marker.seen == ["begins", "ends"]
     assert Layer.calls == 1
-    nn.Linear(4, 2)(torch.ones(3, 4))  # outside of sharded modules
+    nn.Linear(4, 2)(torch.ones(3, 4))
     assert marker.seen == ["begins", "ends"]
 
 
@@ -281,7 +269,7 @@ def test_sharded_models_made_before_are_marked_and_removal_is_complete() -> None
 
 
 @pytest.mark.usefixtures("group")
-# Dynamo reads each tensor's gradient and hides torch's warning on that, unless it is an error.
+# Dynamo hides torch's warning about ``.grad``, unless the warning is an error.
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 def test_a_compiled_sharded_model_computes_the_same_and_is_marked(marker: Marker) -> None:
     def made() -> nn.Sequential:
@@ -291,7 +279,7 @@ def test_a_compiled_sharded_model_computes_the_same_and_is_marked(marker: Marker
     x, within = torch.ones(3, 4), made()
     expected = made()(x)
     within.compile(backend="eager")
-    # FSDP2's hooks break the graph, so that its __call__ runs without being compiled.
+    # FSDP2's hooks break the graph, so the module's ``__call__`` is not compiled.
     for compiled in (torch.compile(made(), backend="eager"), within):
         marker.seen.clear()
         assert torch.equal(compiled(x), expected)
@@ -311,7 +299,7 @@ def test_sharded_forward_waits_for_the_fsdp2_class(
         another.delattr("torch.distributed.fsdp.FSDPModule")
         forward.poll()
         assert forward.pending
-    forward.poll()  # the class exists by now
+    forward.poll()
     assert not forward.pending
     assert "__call__" in vars(FSDPModule)
     patches.remove()
@@ -353,7 +341,7 @@ def test_a_phase_marker_without_init_raises() -> None:
         ((1,), TypeError, "2 or 3 arguments: step, ended, found"),
         ((1, True, 0, 0), TypeError, "2 or 3 arguments: step, ended, found"),
         (("1", True), TypeError, "integer"),
-        (("1", torch.ones(2)), TypeError, "integer"),  # the first wrong argument is named
+        (("1", torch.ones(2)), TypeError, "integer"),
         ((1, torch.ones(2)), RuntimeError, "ambiguous"),
         ((-1, True), OverflowError, "negative"),
         ((1, True, 2**32), OverflowError, "found exceeds 32 bits"),

@@ -1,5 +1,3 @@
-"""Counts of other sources while capture runs: network interfaces and DDP's logs."""
-
 from __future__ import annotations
 
 import gc
@@ -30,8 +28,6 @@ Inter-|   Receive                                                |  Transmit
 
 
 class Kept:
-    """Stand-in for a recorder that keeps the documents."""
-
     def __init__(self) -> None:
         self.documents: list[dict[str, Any]] = []
 
@@ -50,15 +46,15 @@ def test_interface_bytes_are_read_from_proc_net_dev(
 
 
 def test_interface_bytes_count_only_while_capture_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Capture is on from 100 to 150 and from 1000 to 1010 bytes: 60 are sent. An interface that
-    # appears later has no start count.
+    # Capture is on from 100 to 150 and from 1000 to 1010 sent bytes. Interface x appears later, so
+    # its count at the start is unknown.
     seen = iter(
         [{"lo": (0, 100)}, {"lo": (5, 150)}, {"lo": (5, 1000)}, {"lo": (9, 1010), "x": (1, 1)}]
     )
     monkeypatch.setattr(cross_check_sources, "interface_bytes", lambda: next(seen))
     kept, counting = Kept(), CrossCheckSources()
     counting.start(kept)  # type: ignore[arg-type]
-    counting.set_enabled(True)  # already on
+    counting.set_enabled(True)
     counting.set_enabled(False)
     counting.set_enabled(False)
     counting.set_enabled(True)
@@ -85,7 +81,6 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
 
 
 def train(steps: int, hook: Any = None, bias: bool = True) -> None:
-    """Trains a model that no longer exists when this returns."""
     model = DistributedDataParallel(torch.nn.Linear(4, 1, bias=bias))
     if hook is not None:
         model.register_comm_hook(None, hook)
@@ -111,7 +106,7 @@ def logs_of(*models: Callable[[], None]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("steps", [1, 3, 15])
 def test_the_ddp_log_of_a_deleted_model_is_kept(one_rank: None, steps: int) -> None:
     (log,) = logs_of(lambda: train(steps))
-    assert log["bucket_sizes"] == "20"  # 4 weights and a bias
+    assert log["bucket_sizes"] == "20"
     assert log["parameter_bytes"] == [16, 4]
     assert log.get("iteration", 0) == min(steps - 1, 10)
     assert (log["group_name"], log["own_exchange"]) == ("0", "")
@@ -143,7 +138,6 @@ def test_the_scripts_communication_hook_is_named_in_the_ddp_log(one_rank: None) 
 
 
 def train_in_turns() -> None:
-    """Trains two models whose forward passes alternate, and runs one in evaluation mode."""
     models = [DistributedDataParallel(torch.nn.Linear(4, size)) for size in (1, 2)]
     for _ in range(3):
         for model in models:
@@ -158,8 +152,6 @@ def test_models_that_train_alternately_have_one_ddp_log_each(one_rank: None) -> 
 
 
 class Branching(torch.nn.Module):
-    """Leaves its second layer unused where the input is positive."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
@@ -175,7 +167,8 @@ def test_the_most_and_the_least_that_passes_left_unused_are_kept(
 ) -> None:
     def train_branches() -> None:
         model = DistributedDataParallel(Branching(), find_unused_parameters=True)
-        for sign in (*signs, 1):  # the log is of the pass before
+        # A log describes the pass before, so one more pass is needed.
+        for sign in (*signs, 1):
             model(sign * torch.ones(1, 4)).sum().backward()
 
     (log,) = logs_of(train_branches)

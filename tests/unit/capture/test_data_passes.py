@@ -1,5 +1,3 @@
-"""Passes over DataLoaders are noted: when they took place, what they read, and in which order."""
-
 from __future__ import annotations
 
 import types
@@ -29,7 +27,6 @@ DATA = TensorDataset(torch.arange(640.0).reshape(64, 10))
 
 
 def noted(loaders: Iterable[Any], write_errno: int = 0, until: int = 99) -> dict[str, Any]:
-    """What is noted of a pass over each of the loaders, of ``until`` batches at most."""
     recorder = Recorder(write_errno)
     passes = PassNotes(recorder)  # type: ignore[arg-type]
     marker = types.SimpleNamespace(begin=lambda: None, end=lambda *_: None)
@@ -161,7 +158,8 @@ def test_a_checksum_holds_tensors_and_texts(other: dict[str, Any]) -> None:
 def test_large_tensors_enter_with_elements_at_equal_distances() -> None:
     large = torch.arange(40_000)
     between, at = large.clone(), large.clone()
-    between[11], at[10] = 0, 0  # every tenth element enters
+    # Every tenth element of a large tensor enters the checksum.
+    between[11], at[10] = 0, 0
     assert checksum(between) == checksum(large) != checksum(at)
 
 
@@ -174,7 +172,7 @@ def test_large_tensors_enter_with_elements_at_equal_distances() -> None:
         torch.ones(3).to_sparse(),
         np.array([object()]),
         object(),
-        "x" * 5000,  # the end of a long text may differ
+        "x" * 5000,
         list(range(100)),
     ],
 )
@@ -219,7 +217,7 @@ def test_tensors_with_another_order_in_memory_are_read_without_a_copy() -> None:
     last = rows.to(memory_format=torch.channels_last)
     assert checksum(last) == checksum(rows)
     assert checksum(rows.flip(0)) != checksum(rows)
-    # A copy would take 256 TB.
+    # A copy of this tensor would take 256 TB.
     assert checksum(torch.zeros(1).expand(1 << 46)) == checksum(torch.zeros(4096))
 
 

@@ -1,5 +1,3 @@
-"""A GPU's figures from a stand-in for NVML, from the training process to the report."""
-
 from __future__ import annotations
 
 import sys
@@ -29,7 +27,7 @@ class NVMLError(Exception):
 
 
 def stand_in(**changes: Any) -> ModuleType:
-    """Returns a fake ``pynvml``: one GPU, half busy; heat and power limits reduce its clock."""
+    """Returns a ``pynvml`` whose power (0x4) and temperature (0x20) limit the GPU's clock."""
     nvml = ModuleType("pynvml")
     clocks = iter([1980, 1200] * 1000)
 
@@ -55,7 +53,6 @@ def stand_in(**changes: Any) -> ModuleType:
 
 
 def train(directory: Path, nvml: ModuleType | None, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Captures a few steps on a machine that seems to have this GPU; returns the trace."""
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -116,7 +113,7 @@ def test_without_nvml_there_is_no_gpu_telemetry(
 def test_the_gpu_given_to_the_process_group_is_sampled_rather_than_the_current_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As after ``init_process_group("nccl", device_id=...)`` without ``torch.cuda.set_device``."""
+    """``init_process_group(device_id=...)`` does not change torch's current GPU."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert capture._gpu() == 0
     group = SimpleNamespace(bound_device_id=torch.device("cuda", 3))
@@ -140,4 +137,4 @@ def test_a_million_samples_are_written_about_a_hundred_times() -> None:
     while counts[-1] < 1_000_000:
         counts.append(capture.next_after(counts[-1]))
     assert counts[:3] == [30, 60, 90]
-    assert 90 < len(counts) < 120  # 600 bytes each
+    assert 90 < len(counts) < 120

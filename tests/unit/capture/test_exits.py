@@ -1,5 +1,3 @@
-"""The exception that ended a script, as by ``sys.exit``, is known to its exit handlers."""
-
 from __future__ import annotations
 
 import subprocess
@@ -9,7 +7,7 @@ from pathlib import Path
 import pytest
 
 MODULE = Path(__file__).parents[3] / "commprof" / "capture" / "ending.py"
-#: Script that loads the module alone, because the package imports torch.
+#: The script loads the module alone, because the package imports torch.
 BEGIN = f"""
 import atexit, importlib.util, sys, threading
 spec = importlib.util.spec_from_file_location("ending", {str(MODULE)!r})

@@ -1,5 +1,3 @@
-"""Checks that long garbage collections are noted, short ones are not, and Ctrl-C is not lost."""
-
 from __future__ import annotations
 
 import gc
@@ -19,8 +17,6 @@ pytestmark = pytest.mark.skipif(_native.native_error is not None, reason="needs 
 
 
 class Slow:
-    """Takes its time when it is collected."""
-
     def __init__(self, seconds: float) -> None:
         self.itself, self._seconds = self, seconds
 
@@ -72,8 +68,7 @@ def _collect_with_signal(after_s: float) -> None:
     gc.collect()
 
 
-class Interrupted(Exception):
-    """Raised by the handler of a signal, as KeyboardInterrupt is by Ctrl-C."""
+class Interrupted(Exception): ...
 
 
 def test_a_signal_during_a_collection_reaches_the_program() -> None:
@@ -82,7 +77,8 @@ def test_a_signal_during_a_collection_reaches_the_program() -> None:
 
     collections = GarbageCollections(Recorder())  # type: ignore[arg-type]
     handler_before = signal.signal(signal.SIGALRM, handler)
-    many = [[number] for number in range(3_000_000)]  # the collector visits each
+    # The collector visits each list, so the signal comes during the collection.
+    many = [[number] for number in range(3_000_000)]
     collections.install()
     try:
         with pytest.raises(Interrupted):

@@ -1,5 +1,3 @@
-"""Norms of a rank's own gradients, measured in some of the steps."""
-
 from __future__ import annotations
 
 import json
@@ -21,7 +19,6 @@ def figures(path: Path) -> dict[str, float]:
 
 
 def train(steps: int, reads_state: bool = False) -> tuple[nn.Module, list[list[torch.Tensor]]]:
-    """Trains a small model; returns it and the gradients of each step."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -40,13 +37,14 @@ def train(steps: int, reads_state: bool = False) -> tuple[nn.Module, list[list[t
 def test_gradient_norms_are_those_of_the_last_measured_step(
     tmp_path: Path, reads_state: bool
 ) -> None:
-    """To read the optimizer's state before training is a step of its own for its hooks."""
+    """Reading the optimizer's state before training is a step for the optimizer's hooks."""
     norms, path = GradientNorms(3), tmp_path / "rank_0.gradients"
     norms.install(path)
     _, seen = train(9, reads_state)
     norms.remove()
     found = figures(path)
-    assert found["step"] == 7  # the second of every three steps is measured: 1, 4, 7
+    # Of every three steps the second is measured: steps 1, 4 and 7.
+    assert found["step"] == 7
     lengths = torch.stack([gradient.norm() for gradient in seen[7]]).double()
     assert found["norm"] == pytest.approx(float(lengths.norm()), rel=1e-6)
     assert found["layer_variance"] == pytest.approx(float(lengths.var(correction=0)), rel=1e-5)
@@ -124,9 +122,11 @@ def test_the_summary_for_trackers_has_step_times_and_gradient_norm(
     with prof:
         assert prof.summary() == {}
         train(5)
-        time.sleep(0.02)  # as long as completions from other threads are awaited
+        # Completions from other threads are awaited for this long.
+        time.sleep(0.02)
         train(1)
-        assert prof.summary()["commprof/step_seconds"] > 0  # before the first flush interval ends
+        # The first flush interval has not ended yet.
+        assert prof.summary()["commprof/step_seconds"] > 0
     found = prof.summary()
     assert found["commprof/step_seconds"] > 0
     assert found["commprof/gradient_norm"] > 0

@@ -1,5 +1,3 @@
-"""Callbacks for training frameworks, tested without the frameworks."""
-
 from __future__ import annotations
 
 import importlib
@@ -19,7 +17,6 @@ LIBRARIES = ("lightning", "lightning.pytorch", "pytorch_lightning", "transformer
 
 @pytest.fixture(autouse=True)
 def without_libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Simulates that no framework is installed and that neither callback was imported yet."""
     for name in LIBRARIES:
         monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
     for name in (LIGHTNING, TRANSFORMERS):
@@ -42,8 +39,6 @@ def test_importing_an_integration_names_its_missing_library(module: str, message
 
 
 class Recording:
-    """Stand-in for the recording that notes its calls."""
-
     def __init__(self) -> None:
         self.calls: list[str] = []
 
@@ -61,7 +56,6 @@ class Recording:
 
 
 def callback(module: str, library: str, base: str, *arguments: Any) -> tuple[Any, list[str]]:
-    """Returns a callback for a stand-in of a library, and the calls of the callback's recording."""
     fake = ModuleType(library)
     setattr(fake, base, type(base, (), {}))
     sys.modules[library] = fake
@@ -73,7 +67,6 @@ def callback(module: str, library: str, base: str, *arguments: Any) -> tuple[Any
 
 def test_lightning_steps_end_with_optimizer_updates() -> None:
     made, calls = callback(LIGHTNING, "pytorch_lightning", "Callback")
-    # The training was resumed after 7 updates and takes two batches per update.
     logged = []
     logger = SimpleNamespace(log_metrics=lambda values, step: logged.append((values, step)))
     trainer = SimpleNamespace(
@@ -94,7 +87,7 @@ def test_lightning_steps_end_with_optimizer_updates() -> None:
 def test_lightning_without_logging_trains_and_logs_nothing() -> None:
     made, calls = callback(LIGHTNING, "pytorch_lightning", "Callback")
     made._log = lambda _: pytest.fail("logged")
-    # log_every_n_steps=0 switches logging off in Lightning; its loggers remain.
+    # In Lightning, log_every_n_steps=0 switches logging off.
     trainer = SimpleNamespace(
         **{"global_step": 0, "strategy": SimpleNamespace(model="wrapped"), "log_every_n_steps": 0}
     )
@@ -117,7 +110,8 @@ def test_the_lightning_package_that_the_script_imported_is_used() -> None:
     pytorch.Callback = type("Callback", (), {})  # type: ignore[attr-defined]
     sys.modules["lightning"] = ModuleType("lightning")
     sys.modules["lightning.pytorch"] = pytorch
-    del sys.modules["pytorch_lightning"]  # not imported, though it may be installed
+    # pytorch_lightning may be installed, but was not imported.
+    del sys.modules["pytorch_lightning"]
     module = importlib.import_module(LIGHTNING)
     assert issubclass(module.CommprofCallback, pytorch.Callback)
 
@@ -140,7 +134,8 @@ def test_transformers_callback_logs_once_after_each_log_of_the_trainer() -> None
 
     def log(values: dict[str, float]) -> None:
         logged.append(values)
-        made.on_log(None, None, None, logs=values)  # as the Trainer does
+        # The Trainer's own ``log`` calls ``on_log``.
+        made.on_log(None, None, None, logs=values)
 
     trainer.log = log
     log({"loss": 2.0})

@@ -1,8 +1,3 @@
-"""The directory that a job's traces go to, and rings that are read and salvaged from there.
-
-The tests make the ring files: those that a killed process leaves, and files that resemble them.
-"""
-
 from __future__ import annotations
 
 import os
@@ -28,13 +23,11 @@ from tests.support.builders import trace_bytes as made
 
 
 def begin(directory: Path, **metadata: object) -> None:
-    """Writes the trace that rank 0 of a separate job begins."""
     directory.mkdir(exist_ok=True)
     (directory / "rank_0.trace").write_bytes(made.trace(rank=0, **metadata))
 
 
 def restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_id: str) -> str:
-    """Returns where attempt 1 of this job goes, relative to the requested directory."""
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
     return str(agree(tmp_path).relative_to(tmp_path))
@@ -48,9 +41,9 @@ def test_a_restart_writes_to_the_directory_where_its_job_began(
 ) -> None:
     begin(tmp_path, elastic_run_id="first")
     begin(tmp_path / "job_2", elastic_run_id="second")
-    begin(tmp_path / "job_3")  # written by an older version
+    begin(tmp_path / "job_3")
     begin(tmp_path / "job_4")
-    (tmp_path / "job_4/rank_0.trace").write_bytes(b"")  # nothing flushed yet
+    (tmp_path / "job_4/rank_0.trace").write_bytes(b"")
     assert restarted(tmp_path, monkeypatch, run_id) == place
     assert (tmp_path / place / "rank_0.attempt_1.trace").exists()
 
@@ -63,13 +56,13 @@ def test_a_rank_waits_for_what_another_is_about_to_write_of_their_launch(
     monkeypatch.setenv("MASTER_PORT", "29500")
     own = " ".join(os.environ.get(name, "") for name in job_directory._LAUNCH)
     launch = tmp_path / "launch.txt"
-    launch.touch()  # rank 0 has made it
+    launch.touch()
     writer = threading.Timer(0.3, launch.write_text, [own])
     writer.start()
     assert agree(tmp_path) == tmp_path
     writer.join()
     monkeypatch.setattr(job_directory, "_WRITES_WITHIN_S", 0.05)
-    launch.write_text("")  # the rank that made it was killed
+    launch.write_text("")
     monkeypatch.setenv("RANK", "0")
     assert agree(tmp_path) == tmp_path / "job_2"
 
@@ -77,7 +70,7 @@ def test_a_rank_waits_for_what_another_is_about_to_write_of_their_launch(
 def test_a_restart_continues_the_last_of_two_jobs_with_the_same_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Torchrun gives this id to all jobs that name none.
+    # Torchrun gives the ID "none" to each job whose user names no ID.
     begin(tmp_path, elastic_run_id="none")
     begin(tmp_path / "job_2", elastic_run_id="none")
     begin(tmp_path / "job_3", elastic_run_id="other")
@@ -103,7 +96,7 @@ def test_a_second_training_after_a_restart_gets_a_new_job_directory(
 
 
 class TwoRanks:
-    """Store and both ranks of a job, in which rank 0 answers only when rank 1 waits for it."""
+    """Plays both ranks of a job. Rank 0 begins when rank 1 waits for a key."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._directory = directory
@@ -127,7 +120,6 @@ class TwoRanks:
         self._rank = 1
 
     def train(self) -> tuple[str, str]:
-        """Returns where each rank records, relative to the requested directory."""
         self._of_rank_0 = None
         of_rank_1 = agree(self._directory)
         if self._of_rank_0 is None:
@@ -151,7 +143,7 @@ def test_directories_agreed_on_before_a_restart_are_not_reused_after_it(
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
     ranks = TwoRanks(tmp_path, monkeypatch)
     ranks.train()
-    ranks.begin_rank_0()  # rank 1 died before its second training
+    ranks.begin_rank_0()
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert [ranks.train() for _ in range(2)] == [("job_2",) * 2, ("job_3",) * 2]
 
@@ -160,13 +152,11 @@ def test_without_a_working_store_the_given_directory_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = TwoRanks(tmp_path, monkeypatch)
-    monkeypatch.setattr(ranks, "add", dist.Store().add)  # raises RuntimeError
+    monkeypatch.setattr(ranks, "add", dist.Store().add)  # The base class raises RuntimeError.
     assert ranks.train() == (".", ".")
 
 
 class Killed:
-    """Trace with the records of times 1 and 2, and the paths of its rings."""
-
     def __init__(self, tmp_path: Path) -> None:
         self.prefix = str(tmp_path / "commprof-[0]-")
         self.path = tmp_path / "rank_1.trace"
@@ -191,12 +181,11 @@ def killed(tmp_path: Path) -> Killed:
 
 
 def slots(**times_ns: int) -> dict[int, bytes]:
-    """Returns records by slot: ``s2=7`` puts a record of time 7 into slot 2."""
+    """Maps slots to records: ``s2=7`` puts a record of time 7 ns into slot 2."""
     return {int(name[1:]): made.record(value) for name, value in times_ns.items()}
 
 
 def test_records_left_in_rings_are_read_with_the_trace(killed: Killed) -> None:
-    # Records number 2 to 5 of a ring of 4 are in slots 2, 3, 0, 1.
     killed.leave(0, made.ring(slots(s2=3, s3=4, s0=5, s1=6), head=6, tail=2, dropped=8))
     killed.leave(1, made.ring(slots(s0=9, s1=10), head=1, dropped=1))
     trace = killed.read()
@@ -206,7 +195,6 @@ def test_records_left_in_rings_are_read_with_the_trace(killed: Killed) -> None:
 
 
 def test_a_record_in_both_trace_and_ring_counts_once(killed: Killed) -> None:
-    # The process was killed between write and commit: the ring still holds all records.
     killed.leave(0, made.ring(slots(s0=1, s1=2, s2=3), head=3))
 
     assert killed.times() == [1, 2, 3]
@@ -265,7 +253,6 @@ def test_records_that_differ_in_one_field_all_count(killed: Killed) -> None:
 
 
 def test_ring_counters_near_64_bits_are_read_correctly(killed: Killed) -> None:
-    # Record number 2**64 - 2 is in slot 2 of 4.
     killed.leave(0, made.ring(slots(s2=3), head=2**64 - 1, tail=2**64 - 2))
 
     assert killed.times() == [1, 2, 3]
@@ -307,7 +294,7 @@ def test_truncated_rings_are_ignored(killed: Killed, size: int) -> None:
 def test_only_numbered_regular_files_are_rings(killed: Killed) -> None:
     killed.leave("x", made.ring(slots(s0=7), head=1))
     killed.leave("0.old", made.ring(slots(s0=8), head=1))
-    os.mkfifo(killed.ring_path(1))  # reading a FIFO would block forever
+    os.mkfifo(killed.ring_path(1))
     killed.ring_path(2).mkdir()
 
     assert killed.times() == [1, 2]
@@ -344,7 +331,7 @@ def test_salvage_moves_records_and_counters_and_is_idempotent(killed: Killed) ->
 
 def test_salvage_removes_a_partial_block_at_the_end_of_the_trace(killed: Killed) -> None:
     with killed.path.open("ab") as file:
-        file.write(made.records(*range(50, 90))[:-1])  # longer than what salvage writes
+        file.write(made.records(*range(50, 90))[:-1])  # Salvage writes a shorter block.
     killed.leave(0, made.ring(slots(s0=3), head=1))
 
     assert salvage(killed.path) == 1
@@ -353,7 +340,6 @@ def test_salvage_removes_a_partial_block_at_the_end_of_the_trace(killed: Killed)
 
 
 def test_salvage_after_a_crash_midway_adds_no_record_twice(killed: Killed) -> None:
-    """The first salvage appended the records, then crashed before the counters and the removal."""
     killed.leave(0, made.ring(slots(s0=3, s1=4), head=2, dropped=5))
     with killed.path.open("ab") as file:
         file.write(made.records(3, 4))
@@ -389,7 +375,7 @@ def test_salvage_of_a_closed_trace_only_removes_rings(killed: Killed) -> None:
 
 def test_salvage_removes_only_rings_of_its_own_trace(killed: Killed) -> None:
     killed.leave(0, made.ring({}, session=1))
-    killed.leave(1, made.ring({})[:0])  # its process was just creating it
+    killed.leave(1, made.ring({})[:0])
     killed.leave(2, b"somebody's file")
 
     assert salvage(killed.path) == 0
@@ -400,7 +386,7 @@ def test_salvage_that_cannot_write_keeps_the_rings(killed: Killed) -> None:
     killed.leave(0, made.ring(slots(s0=3), head=1))
     before = killed.path.read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # One record and one counter block: 24 + 64 + 24 + len('{"records": 1, "dropped": 0}') bytes.
+    # Salvage writes 140 bytes: 24 + 64 bytes of records, and 24 + 28 bytes of counters.
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limits[1]))
     try:
         with pytest.raises(OSError, match="only 10 of 140 bytes could be written"):

@@ -1,5 +1,3 @@
-"""The backend that a trace names, and the threads of its groups, with backends of any devices."""
-
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -43,8 +41,6 @@ def test_a_trace_names_the_backend_of_the_device_in_use(
 def test_a_group_without_a_cpu_backend_does_not_hide_the_threads_of_other_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """NCCL's default group comes first, and then a group of gloo for control messages."""
-
     def no_backend(device: torch.device) -> Any:
         raise RuntimeError(f"No backend type associated with device type {device.type}")
 
@@ -64,7 +60,7 @@ def test_a_group_without_a_cpu_backend_does_not_hide_the_threads_of_other_groups
 def test_the_python_capture_names_the_backend_that_torch_chose(
     said: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`init_process_group()` without a backend leaves `get_backend()` "undefined"."""
+    """``get_backend()`` is "undefined" after ``init_process_group()`` without a backend."""
     monkeypatch.setattr(dist, "get_backend", lambda *_: said)
     group: Any = SimpleNamespace(name=lambda: "chosen")
     assert _backend_of(group) == expected

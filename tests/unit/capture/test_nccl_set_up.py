@@ -1,5 +1,3 @@
-"""Which profiler plugin NCCL loads in a process that is recorded."""
-
 from __future__ import annotations
 
 import os
@@ -24,19 +22,18 @@ def test_the_copied_names_are_those_of_the_variables() -> None:
 
 @pytest.fixture(autouse=True)
 def _with_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A machine with a GPU and a torch that uses CUDA, whose user has configured nothing."""
     monkeypatch.setattr(nccl, "_has_gpu", lambda: True)
     monkeypatch.setattr("torch.version.cuda", "13.0")
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in (CHOSEN, PASSED_ON, "LD_LIBRARY_PATH", "NCCL_CONF_FILE", nccl.LEVEL_VARIABLE):
-        monkeypatch.setenv(name, "")  # so that the test's end restores it
+        monkeypatch.setenv(name, "")  # Monkeypatch then restores the variable after the test.
         monkeypatch.delenv(name)
 
 
 def test_a_process_with_torch_gets_captures_own_module() -> None:
     assert nccl.set_up() == ""
     assert os.environ[CHOSEN] == _native.native.__file__
-    assert nccl.set_up() == ""  # a second call does no harm
+    assert nccl.set_up() == ""
 
 
 def test_other_programs_get_the_plugin_and_a_child_with_torch_the_module(tmp_path: Path) -> None:
@@ -53,7 +50,7 @@ def test_nothing_is_set_where_it_could_not_record(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "off" if name == nccl.LEVEL_VARIABLE else "0")
-    monkeypatch.setenv(CHOSEN, nccl.PLUGIN)  # set by the command that started this process
+    monkeypatch.setenv(CHOSEN, nccl.PLUGIN)
     assert nccl.set_up() == ""
     assert CHOSEN not in os.environ
 
@@ -106,7 +103,6 @@ def test_calls_are_passed_on_to_a_plugin_that_the_user_chose(
     assert nccl.set_up() == ""
     assert os.environ[CHOSEN] == _native.native.__file__
     assert os.environ[PASSED_ON] == users
-    # The same in a child, which sees what its parent has set.
     assert environment(tmp_path)[PASSED_ON] == users
     assert nccl.set_up() == ""
     assert os.environ[PASSED_ON] == users
@@ -118,7 +114,7 @@ def test_without_commprofs_the_users_plugin_is_loaded_again(
     choose: Choose, name: str, started: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     users = choose(tmp_path, monkeypatch, name)
-    if started:  # by a command that has set commprof's plugin
+    if started:
         for variable, value in environment(tmp_path).items():
             monkeypatch.setenv(variable, value)
     monkeypatch.setenv(nccl.NATIVE_VARIABLE, "0")

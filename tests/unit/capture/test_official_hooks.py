@@ -1,6 +1,6 @@
-"""Features that c10d's hooks lack, for which capture replaces kernels: see docs/architecture.md.
+"""Each test fails once torch's c10d hooks have a feature that capture needs.
 
-The tests fail with a torch whose hooks have such a feature, so that capture can switch to it.
+Capture replaces kernels as long as the hooks lack these features: see docs/architecture.md.
 """
 
 from __future__ import annotations

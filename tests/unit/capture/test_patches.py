@@ -1,8 +1,3 @@
-"""Capture's replacements for methods of torch's futures, and their complete removal.
-
-``--bucket-cap-mb`` applies to every DDP model that names no cap; some values are refused.
-"""
-
 from __future__ import annotations
 
 import inspect
@@ -92,14 +87,13 @@ def test_patched_futures_raise_the_original_errors() -> None:
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(
         DistributedDataParallel, "__init__", DistributedDataParallel.__init__
-    )  # the replacement ends with the test
+    )  # Monkeypatch then restores the method after the test.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
 def cap_of(*args: object, **options: object) -> int:
-    """Returns the bucket cap in bytes of a model with these arguments."""
     ddp = DistributedDataParallel(torch.nn.Linear(8, 8), *args, **options)
     return int(ddp.bucket_bytes_cap)
 
@@ -121,7 +115,7 @@ def test_a_ddp_model_with_its_own_bucket_cap_keeps_it_with_one_message(
     cap_every_model(2.5)
     positional = (None, None, 0, None, True, None, 3)
     assert cap_of(bucket_cap_mb=3) == cap_of(*positional) == 3 << 20
-    if not (2, 11) <= torch.__version__ < (2, 12):  # DDP of torch 2.11 fails at 0 by itself
+    if not (2, 11) <= torch.__version__ < (2, 12):  # DDP of torch 2.11 fails with a cap of 0.
         assert cap_of(bucket_cap_mb=0) == 0
     err = capsys.readouterr().err
     assert err.count("the script sets bucket_cap_mb=3 for a model, which keeps it") == 1

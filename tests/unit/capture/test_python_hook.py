@@ -1,5 +1,3 @@
-"""Checks the DDP hook in Python without ranks."""
-
 from __future__ import annotations
 
 from typing import Any, cast
@@ -13,8 +11,6 @@ from commprof.trace.schema import Kind
 
 
 class Recorded:
-    """Stands in for the recorder and for a process group."""
-
     def __init__(self) -> None:
         self.order: list[object] = []
 
@@ -39,7 +35,7 @@ def test_one_finalisation_holds_those_of_all_models_of_a_pass(models: int) -> No
 
         def launched(_: torch.Tensor, hook: PythonBucketHook = hook, model: int = model) -> None:
             hook._bracket_finalize()
-            engine.queue_callback(lambda: recorded.order.append(model))  # as DDP does
+            engine.queue_callback(lambda: recorded.order.append(model))
 
         value.register_hook(launched)
     for _ in range(2):

@@ -1,5 +1,3 @@
-"""The file that a process runs is recorded by its absolute path, so that its lines can be read."""
-
 from __future__ import annotations
 
 import sys
@@ -13,7 +11,6 @@ from commprof.capture.job.metadata import script_path
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """A script in a folder of the job's folder."""
     path = tmp_path / "job" / "src" / "train.py"
     path.parent.mkdir(parents=True)
     path.touch()
@@ -21,7 +18,6 @@ def script(tmp_path: Path) -> Path:
 
 
 def run_as(monkeypatch: pytest.MonkeyPatch, file: str | None) -> None:
-    """Makes this the process of a script, or of one without a file, as ``python -c`` is."""
     main = ModuleType("__main__")
     if file is not None:
         main.__file__ = file

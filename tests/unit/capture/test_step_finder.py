@@ -1,5 +1,3 @@
-"""Steps found at updates: the optimizer that counts, skips by GradScaler, and delayed ends."""
-
 from __future__ import annotations
 
 from contextlib import nullcontext
@@ -16,8 +14,6 @@ from commprof.trace.schema import PHASES, STEP_SKIPPED, STEP_UPDATED
 
 
 class Loop:
-    """Two parameters with an optimizer each, and a log of all phases and steps."""
-
     def __init__(self) -> None:
         self.events: list[str | int] = []
         self.finder = StepFinder(self.events.append)
@@ -49,7 +45,7 @@ class _Marker:
 
 @pytest.fixture(autouse=True)
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulates a new process: after a compilation, captures leave replaced methods in place."""
+    """Captures restore methods only in a process that has compiled nothing."""
     monkeypatch.setattr(torch._dynamo.convert_frame, "FRAME_COUNTER", 0)
 
 
@@ -87,9 +83,9 @@ def model(size: int = 1) -> list[torch.Tensor]:
         pytest.param("aaaabbbbbbaaaabbbbbb", 20, id="folds"),
         pytest.param("aaaabbbbcccc" * 2, 24, id="three-folds"),
         pytest.param("aaaaaaaabbbbbbbb", 16, id="swap"),
-        # The first g is not yet known to belong to an iteration: one step too many, once.
+        # The first g counts as a step, because the finder does not know the pattern yet.
         pytest.param("dddddg" * 4, 5 * 4 + 1, id="critic-five-times"),
-        # The first update after so early a swap could be that of a GAN: one step too few, once.
+        # The first b counts as no step, because a GAN begins with the same two updates.
         pytest.param("abbbbbbb", 7, id="swap-after-one"),
         pytest.param("ab" * 4 + "cd" * 4, 7, id="pairs-in-turn"),
     ],
@@ -107,7 +103,7 @@ def test_parameter_groups_updated_one_by_one_are_one_step(loop: Loop) -> None:
     groups = [{"params": model(2)}, {"params": model(2)}]
     optimizer = torch.optim.SGD(groups, lr=0.1)
     own = optimizer.param_groups
-    for _ in range(12):  # as DeepSpeed's ZeRO-1 does
+    for _ in range(12):  # DeepSpeed's ZeRO-1 updates its groups in this way.
         for group in own:
             optimizer.param_groups = [group]
             optimizer.step()
@@ -124,8 +120,6 @@ def test_an_optimizer_with_new_parameters_per_update_is_the_same_one(loop: Loop)
 
 
 class Wrapper(torch.optim.Optimizer):
-    """Optimizer with another one inside, as ZeroRedundancyOptimizer is."""
-
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__(model(), {})
         self.inner, self.broken = inner, False
@@ -164,7 +158,6 @@ def test_an_update_skipped_by_a_grad_scaler_ends_a_step(loop: Loop) -> None:
             scaler.step(optimizer)
         scaler.update()
     assert loop.steps() == [STEP_SKIPPED, STEP_UPDATED, STEP_SKIPPED, STEP_UPDATED]
-    # The boundary follows the optimizer's phase, which it would otherwise cut off.
     at = loop.events.index(STEP_UPDATED)
     assert loop.events[at - 1] == "optimizer"
 
@@ -187,13 +180,11 @@ def test_no_step_is_found_after_stop_and_removal_is_complete() -> None:
 
 
 class Called:
-    """Stand-in for a class of torch whose method is replaced."""
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + 1
 
 
-@pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")  # Python 3.13.0
+@pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")  # Python 3.13.0 warns
 def test_torch_compile_traces_no_phase_and_removal_does_not_recompile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -215,7 +206,7 @@ def test_torch_compile_traces_no_phase_and_removal_does_not_recompile(
     assert run(torch.ones(2)).tolist() == [2, 2]
     assert len(compiles) == 1
     assert original_of(Called.forward) is original
-    # A later capture replaces what stayed in place, so that replacements do not pile up.
+    # A later capture restores the methods that the first capture left in place.
     torch._dynamo.convert_frame.FRAME_COUNTER = 0
     phases.install()
     phases.remove()

@@ -1,5 +1,3 @@
-"""Ranks agree on clocks, and find the memory and hosts with which they exchange arrivals."""
-
 from __future__ import annotations
 
 import gc
@@ -21,8 +19,6 @@ from commprof.capture.job.store_links import ArrivalLink, ClockLink
 
 
 class ClockModule:
-    """Stand-in for the native module that notes its calls."""
-
     def __init__(self) -> None:
         self.followed: list[tuple[Any, ...]] = []
         self.served: list[tuple[Any, ...]] = []
@@ -61,7 +57,6 @@ def ended() -> Iterator[None]:
 
 
 def join_for_clocks(rank: int, world_size: int = 2) -> dist.Store:
-    """Creates a group in which this process is one rank; returns the store that the ranks share."""
     store = dist.HashStore()
     dist.init_process_group("fake", store=store, rank=rank, world_size=world_size)
     return store_links.default_store("commprof_clock")  # type: ignore[no-any-return]
@@ -120,7 +115,7 @@ def test_another_rank_follows_the_published_clock_server(clock_module: ClockModu
 @pytest.mark.parametrize(
     ("chosen", "said", "asks", "same"),
     [
-        ("auto", clock_server(clock=clock_identity()), False, 1),  # a common clock
+        ("auto", clock_server(clock=clock_identity()), False, 1),
         ("always", clock_server(clock=clock_identity()), True, 0),
         ("auto", clock_server(port=0), False, 0),
         ("always", clock_server(port=0), False, 0),
@@ -147,7 +142,7 @@ def test_clocks_are_followed_once_the_group_and_rank_0_exist(
 ) -> None:
     link = ClockLink("auto")
     begin = time.monotonic()
-    link.start()  # no group: nothing to wait for
+    link.start()
     link.poll()
     assert time.monotonic() - begin < store_links._WAIT_S
     store = join_for_clocks(1)
@@ -186,8 +181,6 @@ def test_no_clock_server_starts_if_one_launcher_started_all_ranks(
 
 
 class Native:
-    """Stand-in for the native module that notes its calls."""
-
     def __init__(self) -> None:
         self.created: list[tuple[int, int, int]] = []
         self.opened: list[tuple[str, int, int]] = []
@@ -233,7 +226,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[Native]:
 
 
 def join(rank: int, world_size: int = 2) -> dist.Store:
-    """Creates a group with this process as one rank; returns the store of this host's ranks."""
+    """Returns the store of this host's ranks."""
     store = dist.HashStore()
     dist.init_process_group("fake", store=store, rank=rank, world_size=world_size)
     host = "/".join([*clock_identity(), os.readlink("/proc/self/ns/pid")])
@@ -248,14 +241,14 @@ def test_the_first_rank_to_arrive_on_a_host_creates_the_shared_memory(native: Na
     ((token, rank, local_ranks),) = native.created
     board = json.loads(store.get("board"))
     assert (rank, token, local_ranks) == (1, board["token"], 2)
-    assert native.carried == []  # one launcher started all ranks: there is no other host
+    assert native.carried == []
     assert board["path"] == f"/proc/{os.getpid()}/fd/9"
     assert native.opened == []
 
 
 def test_later_ranks_open_the_shared_memory_once_it_exists(native: Native) -> None:
     store = join(0)
-    store.add("ranks", 1)  # another rank was first
+    store.add("ranks", 1)
     link = ArrivalLink()
     link.start()
     assert link.pending
@@ -263,7 +256,6 @@ def test_later_ranks_open_the_shared_memory_once_it_exists(native: Native) -> No
     link.poll()
     assert not link.pending
     assert native.opened == [("/proc/1/fd/3", 4711, 0)]
-    # A later capture of the same group finds the memory already open.
     later = ArrivalLink()
     later.start()
     assert not later.pending
@@ -298,7 +290,7 @@ def test_shared_memory_that_cannot_be_opened_ends_the_search(native: Native) -> 
 def test_a_single_rank_or_no_group_shares_no_memory(native: Native) -> None:
     link = ArrivalLink()
     link.start()
-    assert link.pending  # the group may be created later
+    assert link.pending
     join(0, 1)
     link.poll()
     assert not link.pending
@@ -313,7 +305,7 @@ def test_without_the_native_module_the_arrival_link_is_not_pending(
 
 
 def several_hosts(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int) -> dist.Store:
-    """Does as :func:`join` for several hosts; returns the store of all ranks of the job."""
+    """Returns the store of all ranks of the job."""
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
     join(rank, world_size)
     return store_links.default_store("commprof_arrivals")
@@ -327,7 +319,7 @@ def test_the_first_rank_of_a_host_exchanges_arrivals_with_the_other_hosts(
     native: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = several_hosts(monkeypatch, 0, 4)
-    job.add("hosts", 1)  # another host was first
+    job.add("hosts", 1)
     job.set("host/1", there(88))
     link = ArrivalLink()
     link.start()
@@ -336,11 +328,10 @@ def test_the_first_rank_of_a_host_exchanges_arrivals_with_the_other_hosts(
     own = {"address": "127.0.0.1", "port": 77, "token": token}
     assert json.loads(job.get("host/2")) == own
     assert native.peers == [(1, "10.0.0.2", 88, 4712)]
-    assert native.created[0][2] == 4  # the launcher does not say how many ranks it started
-    assert not link.pending  # hosts that come later connect to this one
+    assert native.created[0][2] == 4
+    assert not link.pending
     link.stop()
     assert native.flushed == 1
-    # A later capture of the same group has nothing left to do.
     later = ArrivalLink()
     later.start()
     assert not later.pending
@@ -356,9 +347,9 @@ def test_a_host_deep_in_the_tree_connects_to_the_hosts_above_it(
         job.set(f"host/{number}", there(1000 + number))
     link = ArrivalLink()
     link.start()
-    assert link.pending  # host 1 has not published its address
+    assert link.pending
     assert native.peers == [(19, "10.0.0.2", 1019, 4712), (2, "10.0.0.2", 1002, 4712)]
-    job.set("host/1", there(0))  # and it has none
+    job.set("host/1", there(0))  # Port 0 means that host 1 has no address.
     link.poll()
     assert not link.pending
     assert native.peers[2:] == [(3, "10.0.0.2", 1003, 4712)]

@@ -1,5 +1,3 @@
-"""Ranks that compare the bits of their models through a store."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -27,8 +25,6 @@ def model(nudge: float = 0.0) -> nn.Module:
 
 
 class CountedStore:
-    """A store that counts the calls of its methods."""
-
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
         self._store = dist.HashStore()
@@ -57,9 +53,9 @@ def test_equal_models_pass_the_sync_check_though_buffers_differ(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     ranks = checks(models := [model(), model(), model()])
-    models[1][1](torch.ones(3, 8))  # buffers may differ
+    models[1][1](torch.ones(3, 8))
     train(ranks, 6)
-    assert ranks[0].checks == 2  # a snapshot is compared at the next one
+    assert ranks[0].checks == 2  # A snapshot is compared when the next snapshot is taken.
     ranks[0].capture_ends()
     assert (ranks[0].checks, ranks[0].different) == (3, ())
     assert capfd.readouterr().err == ""
@@ -72,7 +68,7 @@ def test_the_sync_check_names_the_rank_whose_model_differs(
     train(ranks, 4)
     with torch.no_grad():
         weight = models[2][0].weight
-        weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(9.0))  # one bit
+        weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(9.0))
     train(ranks, 6, first=4)
     assert ranks[0].different == (2,)
     assert ranks[0].first_step == 5

@@ -1,5 +1,3 @@
-"""SLURM's path of a host in its network is part of a trace's metadata."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Checks that work beside collectives is noted, and that restored functions note nothing."""
-
 from __future__ import annotations
 
 import io
@@ -30,7 +28,7 @@ from tests.support.builders.metadata_recorder import Recorder
 
 @pytest.fixture(autouse=True)
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Methods are put back, also if another test of this process has compiled something."""
+    """Captures restore methods only in a process that has compiled nothing."""
     monkeypatch.setattr(replaced, "_has_compiled", lambda: False)
 
 
@@ -42,7 +40,6 @@ def group() -> Iterator[None]:
 
 
 def noted(passes: int, write_errno: int = 0, **settings: bool) -> dict[str, Any]:
-    """Returns what is noted of a model with buffers in some passes, and of one pass after them."""
     model = DistributedDataParallel(
         torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)), **settings
     )
@@ -108,7 +105,7 @@ def test_pickling_of_objects_is_noted_apart_from_the_collectives() -> None:
     assert times == sorted(times)
     assert begin_ns <= times[0]
     assert times[-1] <= end_ns
-    dist.all_gather_object(out, 1)  # is not noted any more
+    dist.all_gather_object(out, 1)
     assert len(recorder.metadata) == 2
 
 
@@ -146,9 +143,9 @@ def test_compilations_that_torch_remembers_since_capture_began_are_noted(
     utils = ModuleType("torch._dynamo.utils")
     now_us = time.time_ns() // 1000 + 1_000_000
     remembered = [
-        SimpleNamespace(start_time_us=now_us - 3_000_000, end_time_us=now_us - 2_500_000),  # before
+        SimpleNamespace(start_time_us=now_us - 3_000_000, end_time_us=now_us - 2_500_000),
         SimpleNamespace(start_time_us=now_us - 2000, end_time_us=now_us - 1000),
-        SimpleNamespace(start_time_us=now_us, end_time_us=None),  # failed
+        SimpleNamespace(start_time_us=now_us, end_time_us=None),  # A failed compilation has no end.
     ]
     utils.get_compilation_metrics = lambda: remembered  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)
@@ -206,7 +203,7 @@ def test_work_of_fsdp_is_noted_once_the_script_has_imported_it() -> None:
             time.sleep(0.001)
     finally:
         work.remove()
-    model(torch.randn(8, 4)).sum().backward()  # is not noted any more
+    model(torch.randn(8, 4)).sum().backward()
     gathers = {"fsdp_forward_gathers", "fsdp_backward_gathers"}
     assert set(recorder.metadata) == {"fsdp_reductions", "full_tensors", *gathers}
     for key, value in recorder.metadata.items():

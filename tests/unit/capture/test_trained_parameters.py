@@ -1,5 +1,3 @@
-"""What is noted about the updates of several models, and about gradients that they keep."""
-
 from __future__ import annotations
 
 import json
@@ -18,8 +16,6 @@ from commprof.capture.trained_parameters import TrainedParameters
 
 
 class _Wrapped(nn.Module):
-    """A model in a wrapper that, unlike DDP, needs no other ranks."""
-
     def __init__(self) -> None:
         super().__init__()
         self.module = nn.Linear(2, 2)
@@ -30,14 +26,11 @@ class _Wrapped(nn.Module):
 
 
 class _Metadata:
-    """Holds the last metadata instead of writing it."""
-
     def add_metadata(self, text: str) -> None:
         self.trained: dict[str, Any] = json.loads(text)["trained"]
 
 
 def _trained(zeroing: str) -> dict[str, Any]:
-    """Metadata on an encoder and a head: a pass of both, and then one of the encoder alone."""
     encoder, head, written = _Wrapped(), _Wrapped(), _Metadata()
     models = [cast("DistributedDataParallel", model) for model in (encoder, head)]
     trained = TrainedParameters(cast("Recorder", written), lambda: models, lambda: False)
@@ -64,7 +57,6 @@ def _trained(zeroing: str) -> dict[str, Any]:
 def test_gradients_that_are_not_deleted_between_two_updates_are_noted(
     zeroing: str, kept: list[int]
 ) -> None:
-    """The head keeps its gradients until the next pass of both models."""
     trained = _trained(zeroing)
     assert trained["ddp_model_bytes"] == [24, 24]
     assert trained["updated_models"] == [[1], [0]] * 3
@@ -82,7 +74,6 @@ def one_rank() -> Iterator[None]:
 def test_parameters_that_were_frozen_when_ddp_was_made_are_not_reduced(
     one_rank: None, later: bool, parameter_bytes: int
 ) -> None:
-    """DDP never averages the gradients of a layer that is unfrozen after DDP was made."""
     layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     layers[0].requires_grad_(False)
     model, written = DistributedDataParallel(layers), _Metadata()

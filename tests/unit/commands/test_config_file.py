@@ -1,5 +1,3 @@
-"""``--config``: options from YAML, which the command line overrides, and one-line refusals."""
-
 from __future__ import annotations
 
 import argparse
@@ -43,7 +41,7 @@ def parsed(tmp_path: Path, text: str, words: Sequence[str] = ()) -> argparse.Nam
 def test_every_option_but_config_has_a_key(tmp_path: Path) -> None:
     keys = {key_of(action) for action in parser()._actions} - {"help", "config"}
     assert {"nproc", "world-sizes", "pin", "threads-per-rank", "script", "module"} <= keys
-    for key in keys:  # null sets no value, and the key is known
+    for key in keys:
         assert read(tmp_path, f"{key}: null\n") == {}
 
 
@@ -73,7 +71,6 @@ def test_every_option_but_config_has_a_key(tmp_path: Path) -> None:
             'script: train.py\nscript-args: [--lr, "0.1", --epochs, 3]',
             {"script": "train.py", "script_args": ["--lr", "0.1", "--epochs", "3"]},
         ),
-        # Aliases are plain values as well.
         ("workload: &w mlp\ntrial: *w\n", {"workload": "mlp", "trial": "mlp"}),
     ],
 )
@@ -133,10 +130,9 @@ def test_a_config_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     ("text", "words", "values"),
     [
         ("nproc: 2\nsteps: 5", ["--steps", "7"], {"nproc": 2, "steps": 7}),
-        # An option that is given its default value overrides the file as well.
         ("nnodes: 2\npin: cores", ["--nnodes", "1", "--pin", "auto"], {"nnodes": 1, "pin": "auto"}),
         ("stacks: true", ["--no-stacks"], {"stacks": False}),
-        # An option overrides those options of the file that it excludes.
+        # ``--epochs`` excludes ``steps``, so the value in the file is dropped.
         ("steps: 5", ["--epochs", "1"], {"steps": None, "epochs": 1}),
         ("world-sizes: [1, 2]", ["--nproc", "4"], {"world_sizes": None, "nproc": 4}),
         ("hook: int8", ["--trial", "fp16"], {"hook": None, "trial": "fp16"}),
@@ -150,7 +146,6 @@ def test_a_config_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
         ("script: a.py\nscript-args: [x]", [], {"script": "a.py", "script_args": ["x"]}),
         ("script: a.py\nscript-args: [x]", ["b.py"], {"script": "b.py", "script_args": []}),
         ("script: a\nmodule: true", ["b.py", "--y"], {"module": False, "script_args": ["--y"]}),
-        # A script and a workload exclude each other, with all of their options.
         (
             "workload: mlp\nseed: 1\nscale-lr: true\nstrategy: fsdp\nnproc: 2",
             ["b.py", "--y"],
@@ -234,7 +229,7 @@ def test_endless_or_huge_config_files_are_refused_at_once(tmp_path: Path, kind: 
         path.symlink_to("/dev/zero")
     else:
         path.touch()
-        os.truncate(path, 1 << 40)  # a sparse file, which takes no space
+        os.truncate(path, 1 << 40)
     with pytest.raises(
         UsageError, match=r"cannot read --config .*run\.yaml: .*; name another file"
     ):

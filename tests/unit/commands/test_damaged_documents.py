@@ -1,5 +1,3 @@
-"""Edited or truncated JSON: an error names the wrong value, and nothing else is raised."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -82,7 +80,6 @@ DOCUMENTS: dict[str, tuple[Callable[[Path], Any], Callable[[Path], object]]] = {
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yields each object or list with each of its keys or indices."""
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, inner in list(items):
         yield value, key
@@ -91,14 +88,13 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def read_damaged(read: Callable[[Path], object], path: Path, document: Any) -> str:
-    """Returns the error's text; empty if the document is read nevertheless."""
     path.write_text(json.dumps(document))
     try:
         read(path)
     except (CommprofError, TraceError) as error:
         return str(error)
     except ValueError as error:
-        assert read is read_result  # its caller reports this as a problem of the run
+        assert read is read_result  # Callers of read_result expect a ValueError.
         return str(error)
     return ""
 

@@ -1,5 +1,3 @@
-"""``--dry-run``: prints what each kind of run would launch, and launches nothing."""
-
 from __future__ import annotations
 
 import socket
@@ -17,7 +15,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for name in ("COMMPROF_STACKS", "COMMPROF_MODE"):
-        monkeypatch.setenv(name, "")  # undoes the command's changes after the test
+        monkeypatch.setenv(name, "")  # Monkeypatch then restores the variable after the test.
         monkeypatch.delenv(name)
 
 
@@ -125,7 +123,7 @@ def taken_port_after_a_free_one() -> socket.socket:
 def test_the_port_of_each_world_size_must_be_free(
     capsys: pytest.CaptureFixture[str], what: tuple[str, ...]
 ) -> None:
-    """Several machines take the next port for each world size of a sweep."""
+    """With several machines, each world size of a sweep uses the next port."""
     Path("job.py").write_text("")
     with taken_port_after_a_free_one() as taken:
         port = taken.getsockname()[1]
@@ -146,7 +144,6 @@ def test_dry_run_is_equal_from_config_file_and_command_line(
 
 
 LINEAR = 4 * (256 * 512 + 512 + 512 * 10 + 10)
-"""Bytes of mlp:layers=1 with its default widths, 256 to 512 to 10, with biases."""
 
 
 @pytest.mark.parametrize(
@@ -165,7 +162,7 @@ def test_estimated_memory_of_a_sharded_model_is_exact(tmp_path: Path) -> None:
     whole = model_memory(Job("mlp:layers=1", 1, tmp_path, strategy="fsdp"))
     half = model_memory(Job("mlp:layers=1", 2, tmp_path, strategy="fsdp"))
     assert (half.gradients, half.buckets) == (whole.gradients // 2, 0)
-    # Half of all weights, and the whole of the larger block while it is used.
+    # A rank keeps half of all weights, and gathers the larger block as a whole.
     assert half.weights == LINEAR // 2 + 4 * (256 * 512 + 512)
 
 
@@ -249,7 +246,7 @@ def test_dry_run_shows_the_7b_model_although_it_does_not_fit(
 def test_memory_of_hsdp_depends_on_the_ranks_of_a_host(tmp_path: Path) -> None:
     job = Job("mlp:layers=1", 8, tmp_path, strategy="hsdp")
     assert model_memory(job, local_ranks=2).gradients == LINEAR // 2
-    assert model_memory(job, local_ranks=8).gradients == LINEAR // 4  # half of one host's 8 ranks
+    assert model_memory(job, local_ranks=8).gradients == LINEAR // 4  # HSDP shards over 4 ranks.
 
 
 def test_memory_includes_all_blocks_that_are_gathered_together(tmp_path: Path) -> None:
@@ -257,4 +254,4 @@ def test_memory_includes_all_blocks_that_are_gathered_together(tmp_path: Path) -
         model_memory(Job("mlp:layers=3,width=64", 2, tmp_path, strategy=f"fsdp:wrap_blocks={n}"))
         for n in (1, 2)
     )
-    assert two.weights - one.weights == 4 * 64 * 65  # the smaller of the first 2 layers
+    assert two.weights - one.weights == 4 * 64 * 65  # A block has 64 x 64 weights and 64 biases.

@@ -1,7 +1,4 @@
-"""Damaged and hostile run directories: every command reads them or refuses them in one line.
-
-The seeds are fixed. ``benchmarks/faults.py --fuzz N`` tries N more.
-"""
+"""``benchmarks/faults.py --fuzz N`` tries N more seeds."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ FORMATS = ("table", "json", "markdown", "html", "csv")
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = sound_run(tmp_path_factory.mktemp("sound") / "run")
-    # Imports that happen once are done here, before memory is limited.
+    # The commands import their modules here, before a test limits the memory.
     for form in FORMATS:
         assert main(["report", str(run), "--format", form, "-o", "-"]) == 0
     assert main(["trace", str(run), "--output", str(run.parent / "timeline")]) == 0
@@ -39,7 +36,7 @@ def test_damaged_runs_are_read_or_refused(
     run = tmp_path / "run"
     shutil.copytree(sound, run)
     said = [damage(run, chance) for _ in range(chance.randint(1, 3))]
-    print(said)  # shown if the seed fails
+    print(said)
     form = FORMATS[seed % len(FORMATS)]
     with little_memory(1 << 30):
         codes = [main(["report", str(run), "--format", form, "-o", "-"])]
@@ -100,7 +97,7 @@ def test_pipes_and_huge_files_in_a_run_neither_block_nor_exhaust_memory(
     run = tmp_path / "run"
     shutil.copytree(sound, run)
     _planted(run / name, kind)
-    monkeypatch.setenv("HOME", str(tmp_path))  # where fit writes its profile
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     with little_memory(1 << 30):
         for command in _READERS:
@@ -148,7 +145,6 @@ def test_a_run_directory_without_read_permission_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Without permission, the contents of a directory can be neither listed nor examined."""
     denied, look_at = tmp_path / "denied", os.stat
     denied.mkdir()
 

@@ -1,5 +1,3 @@
-"""``commprof report`` loads only what its tables need, because loading is most of its time."""
-
 from __future__ import annotations
 
 import subprocess
@@ -20,7 +18,6 @@ except SystemExit as end:
 print(*sorted(sys.modules), file=sys.stderr)
 raise SystemExit(code)
 """
-#: Modules that belong to training, to live views, to pages, or to other commands.
 OTHERS = (
     *("torch", "rich", "jinja2", "http", "asyncio", "multiprocessing", "prometheus_client"),
     *("commprof._C", "commprof.capture", "commprof.launch"),
@@ -40,7 +37,7 @@ def loaded(*words: str) -> set[str]:
 
 
 def others(modules: set[str]) -> set[str]:
-    """Returns the modules that are in one of ``OTHERS``, without the seams of satellites."""
+    """Leaves out modules named ``seam`` and the packages that contain them."""
     inside = {name for name in modules if name.startswith(tuple(f"{one}." for one in OTHERS))}
     seams = {name for name in inside if name.endswith(".seam")}
     return (inside | modules & set(OTHERS)) - seams - {name[: -len(".seam")] for name in seams}
@@ -55,7 +52,6 @@ def test_the_report_tables_load_no_unneeded_module(tmp_path: Path) -> None:
 
 
 def test_the_html_report_loads_only_what_it_needs(tmp_path: Path) -> None:
-    """Also checks that ``OTHERS`` names a module that exists."""
     write_run(tmp_path / "run", ranks_of(2, 5))
     modules = loaded("report", str(tmp_path / "run"), "--format", "html")
     assert "commprof.report.html.page" in others(modules)

@@ -1,5 +1,3 @@
-"""``commprof.load``: a run in a notebook or a script."""
-
 from __future__ import annotations
 
 import re
@@ -39,7 +37,7 @@ def test_tables_of_a_loaded_run_are_numpy_arrays(run: Path) -> None:
     steps = loaded.table("steps")
     chosen = (steps["world_size"] == 2) & (steps["rank"] == 0)
     assert steps["exposed_ms"].dtype == np.float64
-    assert steps["exposed_ms"][chosen].mean() == pytest.approx(30, abs=0.1)  # 10 ms are for rank 1
+    assert steps["exposed_ms"][chosen].mean() == pytest.approx(30, abs=0.1)
     with pytest.raises(UsageError, match=r"unknown table 'candidates' \(allowed: worlds, ranks, "):
         loaded.table("candidates")
 

@@ -1,5 +1,3 @@
-"""Messages name a file in one line, quoted for a shell, whatever its name contains."""
-
 from __future__ import annotations
 
 import os
@@ -45,8 +43,8 @@ def launch_files(file: Path) -> int:
     return main([*words, "--output", "/shared", "-o", str(file), "train.py"])
 
 
-#: A call that fails in a directory; the file in it that the error names ("" for the directory
-#: itself); the words of the error before this name.
+#: Maps a case to a failing call, the file that the error names, and the words before the name.
+#: An empty file name stands for the directory itself.
 REFUSED: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "report_file": (lambda path: writable_output(path, force=False), "", ""),
     "report_file, there": (lambda path: writable_output(path / "f", force=False), "f", ""),

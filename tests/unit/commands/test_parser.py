@@ -1,5 +1,3 @@
-"""A wrong flag on the command line: one line, which suggests the most similar flag."""
-
 from __future__ import annotations
 
 import os
@@ -64,7 +62,7 @@ def test_a_report_works_with_closed_standard_streams(
     run = write_run(tmp_path / "run", ranks_of(2, 9))
     with monkeypatch.context() as closed:
         for name in ("stdin", "stdout", "stderr"):
-            closed.setattr(sys, name, None)  # as Python does if the descriptor is closed
+            closed.setattr(sys, name, None)  # Python sets a closed stream to None.
         assert main(["report", str(run), "--all"]) == 0
         for opened in (sys.stdin, sys.stdout, sys.stderr):
             assert opened.name == os.devnull
@@ -136,7 +134,6 @@ def test_wrap_has_a_help() -> None:
     assert done.stdout.startswith("usage: torchrun -m commprof.wrap ")
 
 
-#: Script that checks that reading a run neither needs nor imports torch.
 _READS = """
 import sys
 from commprof.commands import main

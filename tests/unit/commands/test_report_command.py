@@ -1,5 +1,3 @@
-"""``commprof report``: each format to the terminal and into a file, and what it refuses."""
-
 from __future__ import annotations
 
 import json
@@ -84,7 +82,7 @@ def test_a_report_shows_the_predictions_stored_in_the_run(
 def test_predict_stores_its_answers_in_the_run_for_the_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))  # no machine profile
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     run = write_run(tmp_path / "r", ranks_of(2, 12))
     assert main(["predict", str(run), "--format", "json"]) == 0
     out, err = capsys.readouterr()
@@ -94,7 +92,6 @@ def test_predict_stores_its_answers_in_the_run_for_the_report(
         f"commprof: wrote {file}; to see the predictions in a report, "
         f"run: commprof report {run} --format html\n"
     )
-    # Without the batch size there are no samples/s to show, and no empty table appears.
     assert read_predictions(file).points == ()
     assert main(["report", str(run), "--format", "markdown"]) == 0
     assert predicted_table.CAPTION not in capsys.readouterr().out
@@ -116,7 +113,7 @@ def test_unreadable_predictions_in_a_run_are_left_out_with_a_message(
     out, err = capsys.readouterr()
     assert out.startswith("# commprof report")
     assert f"left out: {run}/predictions.json holds no predictions" in err
-    assert main(["report", str(run), "--all"]) == 0  # shows no predictions
+    assert main(["report", str(run), "--all"]) == 0
     assert capsys.readouterr().err == ""
 
 
@@ -129,7 +126,7 @@ def test_every_report_format_shows_the_cost_for_a_price(
     assert main([*priced, "--format", "json", "--epoch-samples", "1000"]) == 0
     cost = json.loads(capsys.readouterr().out)["cost"]
     assert [row["billed"] for row in cost["rows"]] == [1, 2]
-    # 10 samples per rank and step of 101.5 ms on average, at a price of 0.001 per second and rank.
+    # Each rank has 10 samples per step of 101.5 ms, and costs 0.001 per second.
     assert cost["rows"][1]["s_per_epoch"] == pytest.approx(1000 / (20 / 0.1015))
     assert cost["rows"][1]["cost_per_epoch"] == pytest.approx(0.002 * 1000 / (20 / 0.1015))
     assert main([*priced, "--format", "markdown"]) == 0

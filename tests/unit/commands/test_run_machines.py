@@ -1,5 +1,3 @@
-"""Number of machines and own rank, from options or Slurm; a sweep in every task is refused."""
-
 from __future__ import annotations
 
 import argparse

@@ -1,5 +1,3 @@
-"""``commprof top`` into a file ends even if no monitor is left to report the end of the job."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""``commprof trace`` of replicas that separate launchers started: all of them are shown."""
-
 from __future__ import annotations
 
 import argparse

@@ -1,5 +1,3 @@
-"""Each trace of a run is read once, whatever a command shows of it."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -16,7 +14,6 @@ RANKS = 2
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Paths of the traces that were read, one entry for each reading."""
     paths: list[Path] = []
     read = run_directory.read_trace
 

@@ -1,5 +1,3 @@
-"""A forked Python behaves as a new one, whatever the machine's Python has loaded by itself."""
-
 from __future__ import annotations
 
 import subprocess
@@ -7,7 +5,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-#: Script that starts with a sitecustomize, as Debian's and Ubuntu's Pythons do.
+#: Imports a sitecustomize first, because Debian's and Ubuntu's Pythons do so at their start.
 BECOME = """
 import os, sys
 import sitecustomize

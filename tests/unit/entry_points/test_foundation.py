@@ -1,5 +1,3 @@
-"""Words and counts in messages, files replaced as a whole and read with a limit, own address."""
-
 from __future__ import annotations
 
 import random
@@ -81,7 +79,7 @@ def test_lists_of_ranks_give_back_exactly_their_ranks() -> None:
 
 
 def test_a_sentence_lists_few_ranges_and_counts_the_other_ranks() -> None:
-    scattered = [number**2 + 3 * number for number in range(150)]  # all distances differ
+    scattered = [number**2 + 3 * number for number in range(150)]
     said = named_ranks(scattered)
     assert said.startswith("ranks 0, 4, 10, 18, ")
     assert said.endswith(f" and {150 - 24} more")
@@ -146,8 +144,6 @@ LEADS_OUT = "198.51.100.7"
 
 
 class Store:
-    """Stand-in for a TCPStore with only the attribute that matters."""
-
     def __init__(self, host: str) -> None:
         self.host = host
 

@@ -1,5 +1,3 @@
-"""README's first screen, the Makefile and ``.ci/run`` agree on the commands that do everything."""
-
 from __future__ import annotations
 
 import re
@@ -7,7 +5,7 @@ from itertools import product
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-#: Lines of a page on GitHub that a laptop shows without scrolling.
+#: A laptop shows this many lines of a page on GitHub without scrolling.
 FIRST_SCREEN_LINES = 24
 
 
@@ -41,7 +39,6 @@ def test_test_all_is_make_test_and_then_make_test_slow() -> None:
 
 
 def recipe(target: str) -> str:
-    """Returns the commands of a target of the Makefile."""
     commands = rf"^{target}:.*\n((?:\t.*\n)+)"
     match = re.search(commands, (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert match is not None, target

@@ -1,5 +1,3 @@
-"""Commands are printed in the form that works in the environment of the printing process."""
-
 from __future__ import annotations
 
 import ast
@@ -97,12 +95,11 @@ def test_commands_in_the_hints_of_a_report_can_be_run(
 
 
 PACKAGE = Path(invocation.__file__).parent
-#: Forms of commands that only ``invocation.py`` may write.
+#: Only ``invocation.py`` may write commands in these forms.
 LITERAL = re.compile(r"python3? -m \.?(commprof|pip)|pip install|\.venv/")
 
 
 def shown_strings(source: str) -> Iterator[str]:
-    """Yields all strings of a module except the docstrings."""
     tree = ast.parse(source)
     own = [
         node.body[0].value
@@ -120,7 +117,7 @@ def test_no_other_module_spells_out_a_command() -> None:
     found = {
         (file.relative_to(PACKAGE).as_posix(), text)
         for file in PACKAGE.rglob("*.py")
-        if file.name not in ("invocation.py", "_native.py")  # the latter names pip's options
+        if file.name not in ("invocation.py", "_native.py")  # _native.py names pip's options.
         for text in shown_strings(file.read_text())
         if LITERAL.search(text)
     }

@@ -1,5 +1,3 @@
-"""Ranks as the variables of each launcher describe them."""
-
 from __future__ import annotations
 
 import pytest
@@ -33,7 +31,7 @@ ON_SRUN = Launched("srun", 1, 2, 0, None)
         (HYDRA, ON_MPI),
         (SRUN, ON_SRUN),
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Launched("mpirun", 1, 2, None, None)),
-        # torchrun within a task, mpirun within a job of Slurm, srun with its PMI-2.
+        # Launchers can be nested. Slurm with PMI-2 also sets PMI_RANK and PMI_SIZE.
         ({**OPEN_MPI, **SRUN, **TORCHRUN}, Launched("torchrun", 3, 4, 1, 2)),
         ({**SRUN, **OPEN_MPI}, ON_MPI),
         ({**SRUN, **HYDRA}, ON_MPI),
@@ -52,7 +50,7 @@ def test_a_rank_of_each_launcher(variables: dict[str, str], expected: Launched) 
         {"RANK": "2", "WORLD_SIZE": "2"},
         {"RANK": "-1", "WORLD_SIZE": "1"},
         {"RANK": "", "WORLD_SIZE": ""},
-        # A batch script; the shells of salloc and of sbatch in newer versions.
+        # Slurm gives these step IDs, or none, to batch scripts and to the shells of salloc.
         {key: value for key, value in SRUN.items() if key != "SLURM_STEP_ID"},
         {**SRUN, "SLURM_STEP_ID": str(0xFFFF_FFFB)},
         {**SRUN, "SLURM_STEP_ID": str(0xFFFF_FFFA), "SLURM_STEP_NUM_TASKS": "1"},

@@ -1,5 +1,3 @@
-"""How a process frees its memory when it ends."""
-
 from __future__ import annotations
 
 import subprocess

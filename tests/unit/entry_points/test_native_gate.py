@@ -1,5 +1,3 @@
-"""The gate opens the module of the running torch's minor, and no other file."""
-
 from __future__ import annotations
 
 import importlib.machinery
@@ -108,7 +106,6 @@ def test_install_command_uses_the_source_that_commprof_came_from(
 
 @pytest.fixture
 def fake_install(tmp_path: Path) -> Path:
-    """Package with the gate alone, a one-line torch, and a module file that must not be opened."""
     package = tmp_path / "commprof"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -119,7 +116,6 @@ def fake_install(tmp_path: Path) -> Path:
 
 
 def run_gate(package: Path, show: str = SHOW, **env: str) -> list[str]:
-    """Returns `native` and `native_error` as printed by a process that imports the gate."""
     result = subprocess.run(
         [sys.executable, "-c", show],
         cwd=package.parent,
@@ -202,7 +198,7 @@ def test_gate_can_be_switched_off_without_importing_torch(fake_install: Path) ->
 @pytest.mark.skipif(_native.native is None, reason="needs the C++ module")
 @pytest.mark.parametrize("stem", ["_torch", "_tune"])
 def test_the_native_modules_need_only_libraries_of_torch_for_the_cpu(stem: str) -> None:
-    """The modules also work with torch for CUDA, which has these libraries and interfaces too."""
+    """The modules also work with torch for CUDA, because torch for CUDA has these libraries too."""
     core = Path(_native.native.__file__)
     module = core.with_name(core.name.replace("_torch", stem, 1))
     if stem == "_tune" and not (ROOT / "csrc/tune").is_dir():

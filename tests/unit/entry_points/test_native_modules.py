@@ -1,5 +1,3 @@
-"""The profiler's module has none of what compressors and shared memory need."""
-
 from __future__ import annotations
 
 import re
@@ -16,11 +14,10 @@ from tests.support.machines.commands import finish, fork
 pytestmark = pytest.mark.skipif(_native.native is None, reason="needs the C++ module")
 ROOT = Path(__file__).parents[3]
 
-#: Namespaces of csrc/tune, as they are mangled after ``commprof``.
+#: Matches the mangled names of the namespaces in csrc/tune.
 TUNE = re.compile(r"8commprof(?:4tune|8compress|7kernels|3shm|3net)")
 
 
-#: Skipped only where the sources are left out: a module that did not build is a failure.
 needs_tune = pytest.mark.skipif(
     not (ROOT / "csrc/tune").is_dir(), reason="the sources of compressors are left out"
 )
@@ -41,7 +38,7 @@ def test_every_source_of_tune_is_in_a_namespace_that_the_next_test_looks_for() -
         for file in (ROOT / "csrc/tune").rglob(f"*.{suffix}")
         for space in re.findall(r"^namespace (commprof\S*) \{$", file.read_text(), re.M)
     }
-    # An external type is declared in a namespace that is closed before the file's own.
+    # A file of tune may declare a type of the core in the namespace ``commprof``.
     mangled = {"".join(f"{len(part)}{part}" for part in space.split("::")) for space in spaces}
     assert {space for space in mangled if not TUNE.match(space)} <= {"8commprof"}
     assert len(mangled) >= 4
@@ -52,14 +49,13 @@ def test_the_core_module_has_no_symbol_of_compressors_or_shared_memory() -> None
     of_core = {symbol.name for symbol in symbols(core_file()) if symbol.is_defined}
     of_tune = {symbol.name for symbol in symbols(tune_file()) if symbol.is_defined}
     assert [name for name in of_core if TUNE.search(name)] == []
-    # The same search finds hundreds in the other module, and the recorder in this one.
     assert len([name for name in of_tune if TUNE.search(name)]) > 300
     assert any("8commprof8Recorder" in name for name in of_core)
 
 
 @needs_tune
 def test_the_tune_module_has_no_recorder_of_its_own() -> None:
-    # It reaches the core through a table; a copy would record into a trace that nobody opened.
+    # A second recorder would record into a trace that nobody opened.
     names = {symbol.name for symbol in symbols(tune_file())}
     core_only = re.compile(r"8commprof(?:8Recorder|8RingPool|9groupInfo|15bracketFinalize)")
     assert [name for name in names if core_only.search(name)] == []

@@ -1,5 +1,3 @@
-"""The import of commprof, its hooks into scripts' imports, and the start of a command."""
-
 from __future__ import annotations
 
 import ast
@@ -94,13 +92,11 @@ def test_every_dependency_is_listed_with_its_licence() -> None:
     rows = re.findall(r"^\| ([\w, -]+) \| [A-Z].+? \| .+ \|$", tables, re.MULTILINE)
     listed = [name for row in rows for name in row.split(", ")]
     assert len(listed) == len({*listed})
-    # The user brings torch, whose headers contain pybind11; ninja may be of any version.
+    # Users install torch, which contains pybind11, and ninja may have any version.
     assert {*listed} == names | {"torch", "pybind11", "ninja"}
 
 
 class OtherTool(importlib.abc.MetaPathFinder):
-    """Finder that loads the module itself, as a tracer that rewrites source code does."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -129,7 +125,6 @@ def test_the_import_hook_runs_after_those_of_other_tools(
     assert ours not in sys.meta_path
 
 
-#: Script that is interrupted at the moment given; the command prints what it sees to stdout.
 SCRIPT = """
 import signal, sys
 from commprof.interrupts import enter
@@ -170,7 +165,6 @@ def test_an_interrupt_leaves_no_traceback(when: str, code: int, said: str) -> No
 
 
 def test_an_ignored_sigint_stays_ignored() -> None:
-    """Checks a command that starts with SIGINT ignored, as one under nohup can."""
     ignoring = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{SCRIPT}"
     for when in ("loading", "running", "at the end"):
         done = subprocess.run(

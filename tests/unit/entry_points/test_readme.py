@@ -1,5 +1,3 @@
-"""README and docs agree with commprof's output, options and modules."""
-
 from __future__ import annotations
 
 import os
@@ -41,7 +39,6 @@ def test_the_report_in_the_readme_equals_the_printed_report(
     assert capsys.readouterr().out == shown[0]
 
 
-#: The configuration file that docs/launching.md shows.
 CONFIG = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/launching.md").read_text(), re.DOTALL)[0]
 
 
@@ -49,7 +46,6 @@ _COMMAND = r"(?:python -m )?commprof(?:\.run|\.microbench)?"
 
 
 def commands() -> Iterator[str]:
-    """Yields the command lines in the pages' code blocks and in the commands' own help."""
     texts = [
         block
         for page in PAGES
@@ -86,7 +82,6 @@ def test_commands_are_found_in_the_docs() -> None:
     assert "commprof report DIR" in shown
 
 
-#: Options of pip, mypy, Slurm, mpirun, the benchmarks, example scripts, py-spy and curl.
 _OTHERS = {
     *("--cpu-bind", "--bind-to"),
     *("--no-build-isolation", "--strict", "--ntasks-per-node", "--python", "--lr"),
@@ -162,7 +157,7 @@ def test_the_table_of_promises_is_found() -> None:
 def test_every_promise_names_existing_tests_and_the_right_make_target(
     promise: str, files: str, target: str
 ) -> None:
-    """Checks the named target: a module that is slow as a whole is not in make test."""
+    """``make test`` leaves out each module whose ``pytestmark`` is slow."""
     slow = []
     for name in re.findall(r"`(tests/[\w/]+\.py)`", files):
         text = (ROOT / name).read_text()

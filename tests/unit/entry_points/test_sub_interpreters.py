@@ -1,5 +1,3 @@
-"""In a sub-interpreter commprof can be imported; recording is refused before torch is imported."""
-
 from __future__ import annotations
 
 import importlib

@@ -1,5 +1,3 @@
-"""Environment variables: empty counts as unset; errors on invalid values show allowed ones."""
-
 from __future__ import annotations
 
 import os
@@ -107,7 +105,7 @@ def test_names_of_environment_variables_are_defined_in_one_module() -> None:
         for name in literal.findall(path.read_text())
         if path.name != "variables.py"
     }
-    # Code that every Python of a job runs imports nothing of commprof, and repeats the names.
+    # These files import nothing of commprof, because every Python of a job runs them.
     assert found == {
         ("__init__.py", variables.OUT),
         ("__init__.py", variables.CPUS),
@@ -122,7 +120,7 @@ def test_names_of_environment_variables_are_defined_in_one_module() -> None:
         for path in (root / "csrc").rglob("*.cpp")
         for name in literal.findall(path.read_text())
     }
-    # The plugin of NCCL runs in programs without Python, and reads where to write by itself.
+    # NCCL's plugin runs in programs without Python, so the plugin itself reads COMMPROF_OUT.
     assert read == {
         *(variables.DEVICE_EVENTS, variables.SIMD, variables.KERNEL_THREADS),
         *(variables.OUT, variables.NCCL, variables.NCCL_PLUGIN),
@@ -140,7 +138,7 @@ def test_the_documentation_lists_every_environment_variable() -> None:
 
 def test_the_mode_variable_lists_all_modes_and_survives_pickling() -> None:
     assert variables.MODE.allowed == ", ".join(MODES)
-    name = pickle.loads(pickle.dumps(variables.MODE))  # as in the environment of ranks
+    name = pickle.loads(pickle.dumps(variables.MODE))
     assert (name, type(name)) == ("COMMPROF_MODE", str)
 
 
@@ -165,7 +163,7 @@ def test_invalid_kernel_settings_are_refused_before_anything_is_recorded(
 ) -> None:
     if _native.native is None:
         pytest.skip("needs the C++ module")
-    # Each value needs a new process, because the kernels keep the first one.
+    # The kernels keep the first value, so each value needs a new process.
     for value, accepted in (("nonsense", False), ("", True)):
         run = tmp_path / (value or "empty")
         done = finish(fork("-c", _RECORD, str(run), spare_count=0, **{name: value}))
@@ -237,7 +235,7 @@ def test_a_wrapped_script_records_into_the_default_directory(
 def test_recorded_processes_keep_the_import_path_of_the_script(
     given: str | None, kept: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An empty entry, as ``PYTHONPATH=$PYTHONPATH:/lib`` gives it, is the working directory."""
+    """An empty entry of PYTHONPATH stands for the working directory."""
     monkeypatch.setattr(os, "environ", {} if given is None else {"PYTHONPATH": given})
     found = boot.environment(Path("out"))["PYTHONPATH"].split(os.pathsep)
     assert found == [str(Path(boot.__file__).parent), *kept]

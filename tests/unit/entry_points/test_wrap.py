@@ -1,5 +1,3 @@
-"""What ``commprof.wrap`` hands to the script."""
-
 from __future__ import annotations
 
 import os
@@ -23,7 +21,6 @@ from commprof.launched import script_first
         (["--local_rank=0", "train.py"], ["train.py", "--local_rank=0"]),
         (["--local_rank", "0", "train.py"], ["train.py", "--local_rank", "0"]),
         (["--local_rank=-1", "-m", "a.b", "x"], ["-m", "a.b", "--local_rank=-1", "x"]),
-        # The script's own option of this name stays where it is.
         (["train.py", "--local_rank=0"], ["train.py", "--local_rank=0"]),
         (["--local_rank=0"], ["--local_rank=0"]),
         ([], []),
@@ -36,7 +33,7 @@ def test_local_rank_of_a_launcher_goes_to_the_script(words: list[str], expected:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        # deepspeed --no_python puts it before the command.
+        # deepspeed --no_python puts the option before the command.
         (["--local_rank=1", "wrap", "train.py", "7"], ["train.py", "--local_rank=1", "7"]),
         (["wrap", "--local-rank", "1", "train.py"], ["train.py", "--local-rank", "1"]),
         (["wrap", "--local_rank=1", "-m", "a.b"], ["-m", "a.b", "--local_rank=1"]),

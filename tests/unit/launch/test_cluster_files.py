@@ -1,5 +1,3 @@
-"""Files for clusters: their contents, their acceptance by the readers, and refused settings."""
-
 from __future__ import annotations
 
 import json
@@ -71,7 +69,6 @@ WORKLOAD = replace(JOB, script=("--workload", "mlp:layers=2", "--strategy", "ddp
 
 
 def started(tmp_path: Path, job: ClusterJob) -> list[str]:
-    """Returns the arguments and variables with which a batch script calls ``python`` on node 2."""
     show = 'printf "%s\\n" "$@" "IF=$GLOO_SOCKET_IFNAME" "OMP=$OMP_NUM_THREADS" "OUT=$COMMPROF_OUT"'
     for name, body in {**FAKES, "python": show}.items():
         path = tmp_path / name
@@ -177,12 +174,10 @@ def test_a_pytorch_job_matches_its_published_model() -> None:
     reader = training.ApiClient()
     answer = SimpleNamespace(data=json.dumps(written))
     read = reader.deserialize(answer, "KubeflowOrgV1PyTorchJob")
-    # The models, down to those of the pods, would drop names that they do not know.
     assert reader.sanitize_for_serialization(read) == written
 
 
 def test_words_that_yaml_would_misread_stay_strings() -> None:
-    # Characters beyond U+FFFF, and those that end a line in YAML or that YAML does not print.
     others = ("run-🚀é", r"\ud83d🚀", "\x7f\x85\u2028\ufeff\t", "\udcff")
     job = replace(JOB, script=("train.py", "no", "1e3", "a: b", "", "yes", *others))
     assert train_job(job).isascii()
@@ -196,7 +191,7 @@ def test_manifests_escape_what_kubernetes_would_replace(make: Any) -> None:
     command = ["train.py", "$$(GLOO_SOCKET_IFNAME)", "a$$$b", "$x$"]
     assert json.dumps(["torchrun", "-m", "commprof.wrap", *command]) in text
     assert '"value": "/traces/$$(A)/my-job"' in text
-    assert '"mountPath": "/traces/$(A)"' in text  # not replaced in paths
+    assert '"mountPath": "/traces/$(A)"' in text  # Kubernetes replaces nothing in mount paths.
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,3 @@
-"""The job's file and plan, its progress line, its failed and lost ranks, and its peak memory.
-
-Peak memory of this process is compared with memory that a test allocates.
-"""
-
 from __future__ import annotations
 
 import errno
@@ -250,7 +245,6 @@ def test_progress_on_a_terminal_is_one_line_that_is_erased_at_the_end(
         wait_for(stream, "2 ranks: step 5/12")
         progress.close()
 
-    # There is one line end, after which the cursor goes up again to erase the line.
     assert stream.getvalue().count("\n") == 1
     assert stream.getvalue().endswith("\n\x1b[?25h\r\x1b[1A\x1b[2K")
     assert list(tmp_path.iterdir()) == []
@@ -287,7 +281,6 @@ def test_progress_is_written_at_most_every_fifth_of_a_second(tmp_path: Path) -> 
 
 
 def sleeper(**environment: str) -> subprocess.Popen[bytes]:
-    """Starts a process that sleeps; returns it once it has printed a line."""
     process = subprocess.Popen(
         [sys.executable, "-c", "print(flush=True); import time; time.sleep(60)"],
         env={**os.environ, **environment},
@@ -305,7 +298,7 @@ def test_kill_lost_ranks_ends_ranks_and_no_other_children() -> None:
         kill_lost_ranks()
         assert rank.wait(10) == -signal.SIGKILL
         assert other.poll() is None
-        kill_lost_ranks()  # no error if the rank has ended
+        kill_lost_ranks()
     finally:
         for process in (rank, other):
             process.kill()
@@ -316,7 +309,7 @@ MIB = 1 << 20
 
 
 def take(size_bytes: int) -> mmap.mmap:
-    """Returns resident memory that goes back to the kernel when it is closed."""
+    """Closing the returned memory gives it back to the kernel."""
     memory = mmap.mmap(-1, size_bytes)
     memory.write(b"\1" * size_bytes)
     return memory
@@ -336,7 +329,7 @@ def test_the_rank_that_failed_first_comes_first_in_the_exit_codes(tmp_path: Path
 
 def test_peak_memory_is_measured_from_its_start() -> None:
     memory = PeakMemory("cpu")
-    take(200 * MIB).close()  # as building a model does
+    take(200 * MIB).close()
     memory.start()
     before = memory.use()
     take(64 * MIB).close()
@@ -368,7 +361,7 @@ def test_training_memory_is_that_of_the_gpu_if_there_is_one() -> None:
     assert rank(before_rss_bytes=300, peak_rss_bytes=800).training_bytes == 500
     both = rank(before_rss_bytes=300, peak_rss_bytes=800, device_peak_bytes=70)
     assert both.training_bytes == 70
-    assert rank().training_bytes != rank().training_bytes  # NaN
+    assert rank().training_bytes != rank().training_bytes  # NaN differs from itself.
 
 
 def memory_text(found: WorldResult) -> str:

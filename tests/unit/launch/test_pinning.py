@@ -1,8 +1,3 @@
-"""The CPUs and number of threads of each rank, on machines that are only described.
-
-Cores are read from sample trees of /sys, /proc and /sys/fs/cgroup.
-"""
-
 from __future__ import annotations
 
 import argparse
@@ -70,7 +65,7 @@ def test_cores_of_interleaved_nodes_are_ordered_by_node(tmp_path: Path) -> None:
 
 def test_offline_cpus_are_left_out(tmp_path: Path) -> None:
     machine(tmp_path, nodes=1, cores=2, threads=2)
-    # CPU 2, the second thread of core 0, is off; the kernel drops it from its sibling's list too.
+    # CPU 2 is offline, so the kernel drops CPU 2 from the list of its sibling, CPU 0, too.
     write(tmp_path, {"sys/devices/system/cpu/online": "0-1,3"})
     write(tmp_path, {"sys/devices/system/cpu/cpu0/topology/core_cpus_list": "0"})
     assert cores(read_topology(range(4), tmp_path)) == [(0, (0,)), (0, (1, 3))]
@@ -99,7 +94,6 @@ def test_siblings_are_read_from_the_older_file_name(tmp_path: Path) -> None:
         ({"proc/self/cgroup": "0::/\n"}, None),
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
-        # The tightest quota among a group and the groups above it.
         (
             {
                 "proc/self/cgroup": "0::/jobs/a\n",
@@ -143,7 +137,6 @@ def test_a_quota_below_one_cpu_leaves_one_usable_cpu(tmp_path: Path) -> None:
 
 
 def grid(nodes: int, cores: int, threads: int = 1, quota: float | None = None) -> Topology:
-    """Returns a topology whose CPUs are numbered as by :func:`machine`."""
     total = nodes * cores
     found = [
         Core(i // cores, tuple(i + thread * total for thread in range(threads)))
@@ -191,12 +184,12 @@ def test_the_default_number_of_ranks_follows_from_cores_cpus_and_quota(
     ("mode", "topology", "ranks", "sets"),
     [
         ("cores", grid(1, 4), 2, "0-1/2-3"),
-        ("cores", grid(1, 4), 3, "0/1/2"),  # as many for each rank; CPU 3 stays free
+        ("cores", grid(1, 4), 3, "0/1/2"),
         ("cores", grid(1, 4, threads=2), 2, "0-1,4-5/2-3,6-7"),
         ("cores", grid(1, 2, threads=2), 4, "0/1/2/3"),
         ("cores", grid(2, 3), 2, "0-2/3-5"),
-        ("cores", grid(2, 3), 3, "0-1/2-3/4-5"),  # the middle rank's cores are on both nodes
-        ("numa", grid(2, 3), 3, "0/1/3"),  # every rank's cores are on one node
+        ("cores", grid(2, 3), 3, "0-1/2-3/4-5"),
+        ("numa", grid(2, 3), 3, "0/1/3"),
         ("numa", grid(2, 4), 1, "0-3"),
         ("numa", grid(2, 4), 4, "0-1/2-3/4-5/6-7"),
         ("numa", grid(2, 2, threads=2), 2, "0-1,4-5/2-3,6-7"),
@@ -276,7 +269,7 @@ def test_a_thread_is_pinned_to_the_cpus_of_its_local_rank() -> None:
         pin_this_process(f"{allowed[-1]}/{allowed[0]}", 1)
         seen.append(os.sched_getaffinity(0))
 
-    thread = threading.Thread(target=rank)  # each thread has its own affinity
+    thread = threading.Thread(target=rank)  # Each thread has its own affinity.
     thread.start()
     thread.join()
     assert seen == [{allowed[0]}]
@@ -301,10 +294,10 @@ def test_an_unavailable_cpu_set_is_refused(text: str, rank: int, message: str) -
         ("2", "3", grid(1, 8), "none", 2, 2, "--threads-per-rank"),
         ("auto", "3", grid(1, 8), "none", 2, 3, "OMP_NUM_THREADS"),
         ("auto", None, grid(1, 8), "none", 2, 4, "auto"),
-        ("auto", None, grid(1, 8, threads=2), "cores", 2, 4, "auto"),  # cores, not hyper-threads
+        ("auto", None, grid(1, 8, threads=2), "cores", 2, 4, "auto"),
         ("auto", None, grid(1, 8, quota=3), "none", 2, 1, "auto"),
         ("auto", None, grid(1, 2), "none", 4, 1, "auto"),
-        ("auto", None, grid(2, 4), "numa", 1, 4, "auto"),  # no more than the node has
+        ("auto", None, grid(2, 4), "numa", 1, 4, "auto"),
     ],
 )
 def test_threads_per_rank_come_from_option_variable_or_default(
@@ -362,7 +355,7 @@ def write(root: Path, files: Mapping[str, str]) -> None:
 
 
 def machine(root: Path, nodes: int, cores: int, threads: int) -> None:
-    """Writes files of a machine: CPUs are numbered node by node, then again per further thread."""
+    """Writes files of a machine. CPUs are numbered node by node, and again for further threads."""
     total = nodes * cores
     write(root, {f"{_CPU}/online": f"0-{total * threads - 1}\n"})
     for node in range(nodes):

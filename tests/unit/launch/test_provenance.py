@@ -1,5 +1,3 @@
-"""Information that a run records so that it can be repeated."""
-
 from __future__ import annotations
 
 import subprocess
@@ -73,7 +71,7 @@ def test_git_state_of_a_changed_repository_counts_files_and_lines(repository: Pa
     (repository / "train.py").write_text("a\nc\nd\n")
     (repository / "new.py").write_text("x\n")
     found = git_state(repository)
-    # One line removed, two added; git does not track new.py yet.
+    # Git does not track new.py, so only ``changed_files`` counts it.
     assert (found["changed_files"], found["diff_lines"]) == (2, 3)
 
 
@@ -89,7 +87,6 @@ def test_uncommitted_changes_are_saved_as_a_patch_that_restores_them(repository:
     (repository / "train.py").write_bytes(b"a\nc\xff\n")
     (inside / "gr\xfc\xdfe.py").write_text("x\nz")
     (repository / "gone.py").unlink()
-    # The patch covers the whole repository, wherever in it the run was started.
     found = save_patch(inside, kept)
     size = (kept / "changes.patch").stat().st_size
     assert found == {
@@ -128,7 +125,7 @@ def test_a_patch_is_cut_at_its_limit_and_omits_binary_files(
 def test_no_patch_is_saved_without_a_change_or_a_writable_directory(
     repository: Path, tmp_path: Path
 ) -> None:
-    (repository / "new.py").write_text("x\n")  # not tracked by git
+    (repository / "new.py").write_text("x\n")
     nothing = {"file": "", "bytes": 0, "cut": False, "binary_files": [], "left_out": ""}
     assert save_patch(repository, repository) == nothing
     assert not (repository / "changes.patch").exists()

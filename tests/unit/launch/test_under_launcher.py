@@ -1,8 +1,3 @@
-"""Ranks that torchrun or srun has started: their rendezvous, and the options that they refuse.
-
-Rendezvous of commprof's launchers: refused settings, and the configuration of torch's launcher.
-"""
-
 from __future__ import annotations
 
 import os
@@ -118,7 +113,6 @@ def rank(**values: Any) -> LaunchedRank:
 
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clears the launchers' variables for a test, and restores them after it."""
     launchers = ("SLURM_", "TORCHEL", "OMPI_", "PMI", "MV2_", "MPI_")
     names = {*TORCHRUN, *(name for name in os.environ if name.startswith(launchers))}
     for name in names:
@@ -128,17 +122,15 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Port of a store like the one that torchrun opens for its ranks."""
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     yield store.port
-    del store  # the store must live until here
+    del store  # This reference keeps the store alive.
 
 
 def test_a_rank_started_by_torchrun_is_recognised() -> None:
     expected = LaunchedRank("torchrun", 5, 8, 1, 4, 2, "first", 29501)
     assert given_rank(TORCHRUN) == expected
-    # The same within srun; --nnodes is then refused, like every option that the launcher has set.
     assert given_rank({**STEP, **TORCHRUN}, nodes=2) == expected
     counted = {name: value for name, value in TORCHRUN.items() if name != "GROUP_WORLD_SIZE"}
     assert given_rank(counted) == expected
@@ -163,8 +155,8 @@ def test_rank_and_world_size_are_read_and_wrong_variables_named() -> None:
         {},
         {"WORLD_SIZE": "4"},
         {**TORCHRUN, "WORLD_SIZE": "1"},
-        {**STEP, "SLURM_NTASKS": "2"},  # one task per node
-        {key: value for key, value in STEP.items() if key != "SLURM_STEP_ID"},  # a batch script
+        {**STEP, "SLURM_NTASKS": "2"},
+        {key: value for key, value in STEP.items() if key != "SLURM_STEP_ID"},
     ],
 )
 def test_variables_of_no_launched_rank_give_no_rank(variables: dict[str, str]) -> None:
@@ -210,7 +202,6 @@ def test_a_rank_started_by_mpirun_is_recognised() -> None:
     assert given_rank(hydra, endpoint="ib0:9") == LaunchedRank("mpirun", 3, 4, 1, 2, 2, "ib0", 9)
     with pytest.raises(UsageError, match="on several hosts, but MASTER_ADDR is unset: give mpirun"):
         given_rank(hydra)
-    # One commprof run per machine, and a single process.
     assert given_rank(MPI, nodes=4) is None
     assert given_rank({**MPI, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}) is None
 

@@ -1,5 +1,3 @@
-"""A Ctrl-C that comes after the end of a rank's work leaves no traceback."""
-
 from __future__ import annotations
 
 import multiprocessing

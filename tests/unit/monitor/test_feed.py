@@ -1,5 +1,3 @@
-"""The watchdog's feed of one rank: the files that it reads, and whether they are complete."""
-
 from __future__ import annotations
 
 import json
@@ -16,7 +14,7 @@ from commprof.trace.schema import BlockType
 from tests.support.builders import trace_bytes as made
 from tests.support.builders.traces import summary
 
-#: Thread whose ring has a file, and thread whose ring has none.
+#: The ring of the first thread has a file; the ring of the second thread has none.
 FILED, PRIVATE = 1, 2
 
 
@@ -49,7 +47,6 @@ def written(value: dict[str, Any]) -> bytes:
 def test_records_of_rings_without_files_are_read_from_the_trace_once(
     tmp_path: Path, at_once: bool
 ) -> None:
-    """Each record counts once, although records of rings with files are in the trace as well."""
     path, prefix = tmp_path / "rank_1.trace", tmp_path / "r-"
     group = made.document(made.GROUP_BLOCK, made.group(1))
     head = trace_of_this_process(prefix, group)
@@ -101,7 +98,7 @@ def test_operations_begun_just_before_recording_resumes_are_kept(tmp_path: Path)
     for _ in range(3):
         feed.poll()
     assert feed.state is not None
-    assert list(feed.state.pending) == []  # the operation's end is not recorded
+    assert list(feed.state.pending) == []
     ring.write_bytes(made.ring({0: issue(1, 1), 1: issue(2, 20)}, head=2, tail=1))
     feed.poll()
     path.write_bytes(off + written({"capture_state": {"recording": True, "monotonic_ns": 25}}))

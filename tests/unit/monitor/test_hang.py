@@ -1,8 +1,3 @@
-"""The watchdog's reports of hangs, and the ranks that it accuses.
-
-The states are made from records as a rank writes them.
-"""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -32,14 +27,12 @@ def group(number: int, name: str, rank: int, size: int) -> Group:
 
 
 def state(rank: Rank, *groups: Group) -> FollowedRank:
-    """Returns the state of one rank, with the group of all ranks if no other is given."""
     result = FollowedRank(rank.rank, rank.world_size)
     result.take(rank.records(), groups or (group(1, "0", rank.rank, rank.world_size),))
     return result
 
 
 def rank_in_backward(rank: int, buckets: int, ended: int = 0) -> Rank:
-    """Rank with one step of 100 ms, then the begin of a next one with buckets of its backward."""
     made = Rank(rank, WORLD)
     made.step(0, 100 * MS)
     made.phase(Phase.FORWARD, 100 * MS, 110 * MS)
@@ -52,7 +45,7 @@ def rank_in_backward(rank: int, buckets: int, ended: int = 0) -> Rank:
 def found(
     *states: FollowedRank, now_s: float = 10, limit_s: float = 5, **processes: str
 ) -> Hang | None:
-    """Returns the hang; ``processes`` are states of ranks such as "rank_1"; the others run."""
+    """``processes`` maps names such as "rank_1" to states; the other ranks run."""
     watched = {
         one.rank: HungProcess(1000 + one.rank, processes.get(f"rank_{one.rank}", "running"))
         for one in states
@@ -69,7 +62,6 @@ def test_no_hang_is_reported_before_the_threshold() -> None:
 def test_ranks_are_compared_with_each_other_only_after_the_threshold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In a large job, comparing each rank with every other one takes long."""
     monkeypatch.setattr(hangs, "waits_of", lambda *_: pytest.fail("compared"))
     states = [state(rank_in_backward(rank, 2)) for rank in range(WORLD)]
     assert found(*states, now_s=5) is None
@@ -93,7 +85,7 @@ def test_the_rank_that_did_not_issue_is_accused() -> None:
 
 
 def test_a_wait_that_only_made_a_device_s_stream_wait_leaves_the_collective_pending() -> None:
-    """With NCCL, wait() returns at once; rank 1 never issues the second collective."""
+    """With NCCL, ``wait()`` returns before the collective has ended."""
     made = [DeviceRank(rank, 2) for rank in range(2)]
     for rank in made:
         done = rank.device_collective(0, 20 * MS, (21 * MS, 40 * MS))
@@ -111,9 +103,9 @@ def test_a_wait_that_only_made_a_device_s_stream_wait_leaves_the_collective_pend
 @pytest.mark.parametrize(
     ("op", "root", "arrived", "accused"),
     [
-        ("gather", 1, [0], [1]),  # a sender waits for the root, not for other senders
+        ("gather", 1, [0], [1]),  # A sender waits for the root alone.
         ("gather", 1, [1], [0, 2]),
-        ("broadcast", 1, [0], [1]),  # rank 0 is a leaf of the tree, as rank 2 is
+        ("broadcast", 1, [0], [1]),  # Ranks 0 and 2 are leaves of the broadcast's tree.
         ("all_reduce", 1, [0], [1, 2]),
     ],
 )
@@ -209,7 +201,6 @@ def test_sequence_numbers_of_operations_wrap_at_32_bits() -> None:
     assert [one.rank for one in hang.accused] == [1]
     assert hang.operation is not None
     assert hang.operation.seq == 1
-    # An older record that is read late does not lower the number.
     assert issued(0, 1, largest).next_seq["0"] == 2
 
 
@@ -221,7 +212,6 @@ def test_a_rank_that_never_recorded_anything_is_accused() -> None:
 
 
 def test_many_accused_ranks_are_named_by_ranges() -> None:
-    """Rank 0 of 300 waits for 299 ranks: 128 that recorded something, the others nothing."""
     waits, late = Rank(0, 300), [Rank(rank, 300) for rank in range(1, 129)]
     waits.step(0, 100 * MS)
     waits.collective(0, 120 * MS, 0)
@@ -244,7 +234,6 @@ def test_many_accused_ranks_are_named_by_ranges() -> None:
 
 
 def test_a_stopped_process_is_accused_before_an_absent_rank() -> None:
-    # Rank 1 has arrived and is stopped before the transfer; rank 2 is about to arrive.
     states = [state(rank_in_backward(0, 1)), state(rank_in_backward(1, 1))]
     late = state(rank_in_backward(2, 0))
     hang = found(*states, late, rank_1="stopped")
@@ -304,7 +293,7 @@ def test_chains_of_waiting_ranks_are_followed_to_the_one_that_does_not_wait() ->
     pair = {1: ("0", WORLD), 2: ("pair", 2)}
     first = Rank(0, WORLD, groups=pair)
     first.collective(0, 10 * MS, 0)
-    second = Rank(1, WORLD, groups=pair)  # waits for rank 2, in a group that rank 0 is not in
+    second = Rank(1, WORLD, groups=pair)
     second.collective(0, 20 * MS, 0, group=2)
     third = Rank(2, WORLD, groups=pair)
     third.collective(0, 5 * MS, 6 * MS, group=1, op="barrier")
@@ -333,7 +322,7 @@ def test_ranks_that_wait_for_each_other_are_reported_as_a_circle() -> None:
 
 
 def test_of_a_circle_s_ranks_the_accused_are_looked_at_first() -> None:
-    """Of four ranks in two groups each, rank 3 turned the order that it had in three steps."""
+    """In the last step, ranks 0 and 3 reverse the order of their two groups."""
     groups = {0: (1, 3), 1: (1, 4), 2: (2, 3), 3: (2, 4)}
 
     def issued(rank: int) -> FollowedRank:
@@ -372,12 +361,11 @@ def test_times_of_other_hosts_are_not_compared_with_this_host_s_clock() -> None:
     here, late = Rank(0, WORLD), state(rank_in_backward(2, 0))
     here.step(0, 100 * MS)
     here.collective(0, 4 * SECOND, 0, bytes=4_000_000, graph_task=5)
-    there = state(rank_in_backward(1, 1))  # its issue at 120 ms is on another clock
+    there = state(rank_in_backward(1, 1))
     running = {rank: HungProcess(1000 + rank, "running") for rank in (0, 2)}
     hang = find_hang([state(here), there, late], running, 5 * SECOND, 10 * SECOND)
     assert hang is not None
     assert (hang.kind, hang.waiting, hang.pending_s) == ("absent", (0, 1), 6.0)
-    # Only ranks of the other host wait: for how long is not known here.
     states = [state(rank_in_backward(0, 1)), there, late]
     hang = find_hang(states, {2: running[2]}, 5 * SECOND, 10 * SECOND)
     assert hang is not None
@@ -398,7 +386,7 @@ def test_a_long_step_without_communication_is_reported() -> None:
     assert hang.sentence == (
         "rank 0: no collective is pending (step 1, stuck for 9.9 s); last seen: after data"
     )
-    never = Rank(0, 1)  # without an ended step, it is in setup or marks no steps
+    never = Rank(0, 1)  # A rank without an ended step is in setup or marks no steps.
     assert found(state(never)) is None
 
 
@@ -410,7 +398,7 @@ def test_a_receive_waits_for_its_sender() -> None:
     assert hang is not None
     assert [one.rank for one in hang.accused] == [1]
     sender.collective(0, 20 * MS, 0, op="send", aux=0)
-    # Both ranks have arrived, but gloo reports no completion, so that a hang is not certain.
+    # Both ranks have arrived, but gloo reports no completion here, so a hang is not certain.
     assert found(both[0], state(sender)) is None
 
 
@@ -432,7 +420,7 @@ def test_a_rank_state_drops_completed_operations() -> None:
     assert [one.bucket for one in now.pending.values()] == [2]
     assert now.next_seq == {"0": 3}
     assert (now.step, now.steps_ended, now.new_step_ns) == (1, 1, [])
-    # A completion may be read before its issue, as the threads' rings are read one after the other.
+    # The rings of a rank's threads are read in turn, so an end may be read before its issue.
     late = Rank(0, WORLD)
     late.collective(3, 150 * MS, 160 * MS)
     records: Any = late.records()
@@ -448,7 +436,7 @@ def test_pending_operations_two_steps_old_count_as_complete() -> None:
     for begin in (10, 20, 30):
         rank.step(begin * MS, (begin + 10) * MS)
     assert state(rank).pending == {}
-    assert state(rank).new_step_ns == [10 * MS] * 3  # all but the first
+    assert state(rank).new_step_ns == [10 * MS] * 3
 
 
 def test_groups_that_reuse_a_name_are_distinguished() -> None:
@@ -498,10 +486,9 @@ def test_the_auto_hang_threshold_says_where_it_comes_from() -> None:
 def test_the_auto_hang_threshold_follows_step_times() -> None:
     assert learnt() == learnt(*[1.0] * 9) == START_S
     assert learnt(*[0.1] * 20) == FLOOR_S
-    assert learnt(*[3.0] * 20) == pytest.approx(30)  # 10 x the median
-    # Half of the steps take 4 s, half 6 s: median 5 s + 20 x 1.4826 x deviation 1 s.
+    assert learnt(*[3.0] * 20) == pytest.approx(30)
+    # Half of the steps take 4 s, and half 6 s: the median is 5 s, and the deviation is 1 s.
     assert learnt(*[4.0, 6.0] * 10) == pytest.approx(max(50, 5 + 20 * 1.4826))
-    # A checkpoint of 40 s has ended: the threshold is three times that.
     assert learnt(*[1.0] * 20, 40.0, *[1.0] * 20) == pytest.approx(120)
 
 
@@ -518,17 +505,16 @@ def test_a_step_of_many_ranks_counts_once_for_the_auto_hang_threshold(tmp_path: 
         HangTask(tmp_path, threshold, Log(tmp_path, quiet=True)).poll(feeds, 0)
         return threshold.limit_ns / SECOND
 
-    assert after(steps=10) == START_S  # the first one does not count
+    assert after(steps=10) == START_S  # The first step does not count.
     assert after(steps=11) == FLOOR_S
     threshold = Threshold(None)
     for _ in range(10):
         threshold.learn(SECOND, rank=3)
-    threshold.learn(40 * SECOND, rank=5)  # a checkpoint on one rank
+    threshold.learn(40 * SECOND, rank=5)
     assert threshold.limit_ns == 120 * SECOND
 
 
 def test_a_group_whose_ranks_are_not_all_known_is_not_called_a_stuck_network() -> None:
-    """Rank 1 waits for rank 3 in their group, in which rank 3 has issued no call so far."""
     states = []
     for rank in range(4):
         made = Rank(rank, 4)
@@ -550,7 +536,6 @@ def test_a_group_whose_ranks_are_not_all_known_is_not_called_a_stuck_network() -
 
 
 def test_a_rank_is_not_said_to_miss_an_operation_of_others() -> None:
-    """Rank 0 waits for rank 2 and rank 1 for rank 3, each pair in a group of its own."""
     states = []
     for rank in range(4):
         made = Rank(rank, 4)

@@ -1,5 +1,3 @@
-"""The text file of a hang: of few ranks a line for each rank, of many one for each state."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -8,7 +6,6 @@ from commprof.monitor.watchdog.hang_text import hang_text
 
 
 def rank(number: int, host: str, **state: Any) -> dict[str, Any]:
-    """Returns a rank's state as in ``hang_N.json``; it waits in bucket 2 unless told otherwise."""
     waits = {
         "op": "all_reduce",
         "seq": 25,
@@ -38,7 +35,6 @@ def text(ranks: list[dict[str, Any]], accused: list[int]) -> str:
 
 
 def job(late: list[int], **state: Any) -> list[dict[str, Any]]:
-    """Returns 1,024 ranks, 8 on a host; those in ``late`` have nothing pending."""
     idle = {"phase": "after forward", "pending": [], **state}
     return [
         rank(number, f"n{number // 8:03}", **(idle if number in late else {}))

@@ -1,5 +1,3 @@
-"""Hosts of a job in always-on mode write summaries, which are read instead of every trace."""
-
 from __future__ import annotations
 
 import json
@@ -51,7 +49,6 @@ PER_HOST = 4
 
 
 def simulated(run: Path, hosts: int, sequence: int = 1, next_s: float = 600) -> list[SimulatedHost]:
-    """Writes the traces of all hosts, and the summaries of all but the first."""
     run.mkdir(exist_ok=True)
     found = [SimulatedHost(run, host, hosts, PER_HOST) for host in range(hosts)]
     for host in found:
@@ -63,7 +60,6 @@ def simulated(run: Path, hosts: int, sequence: int = 1, next_s: float = 600) -> 
 
 @pytest.fixture
 def watching() -> Iterator[list[Observer]]:
-    """Observers in this list are closed after the test."""
     observers: list[Observer] = []
     yield observers
     for observer in observers:
@@ -71,7 +67,7 @@ def watching() -> Iterator[list[Observer]]:
 
 
 def looked(observer: Observer, times: int = 2) -> JobState:
-    """Returns the state after some looks; in the first one a monitor finds its own ranks."""
+    """Polls twice by default, because a monitor finds its own ranks in the first poll."""
     states = [observer.poll() for _ in range(times)]
     assert states[-1] is not None
     return states[-1]
@@ -133,7 +129,6 @@ def test_a_report_of_a_running_job_has_the_figures_of_all_traces_without_reading
     assert result is not None
     same = replace(expected, cross_checks=(), apart=None, problems=())
     for field in fields(same):
-        # As text: NaN is not equal to itself.
         assert repr(getattr(result, field.name)) == repr(getattr(same, field.name)), field.name
 
 
@@ -170,7 +165,7 @@ def test_the_report_command_reads_summaries_while_the_job_runs_and_traces_afterw
     text = capsys.readouterr().out
     text = " ".join(text.split())
     assert "The figures are those that 2 hosts of the job wrote, last 0 to " in text
-    assert "still runs" not in text  # it may have been killed since
+    assert "still runs" not in text  # The job may have been killed since.
     assert "rank 3 is late" in " ".join(text.split())
     assert not read
     for host in hosts:
@@ -286,7 +281,6 @@ def test_a_killed_or_frozen_host_costs_its_own_figures_only(
 
 
 def _without_summaries(run: Path, away: Path) -> JobState:
-    """Returns the state of a job that the traces alone tell."""
     away.mkdir()
     for trace in run.glob("*.trace"):
         (away / trace.name).write_bytes(trace.read_bytes())
@@ -383,7 +377,7 @@ def test_a_rank_that_begins_late_on_a_monitors_host_is_followed(
 def test_a_rank_that_is_restarted_on_a_monitors_host_is_followed(
     tmp_path: Path, watching: list[Observer]
 ) -> None:
-    """An elastic restart may give the ranks of one host to another."""
+    """An elastic restart may give the ranks of one host to another host."""
     simulated(tmp_path, 3)
     with here_on(2) as here:
         observer = Observer(tmp_path, is_monitor=True, here=here)
@@ -413,7 +407,6 @@ def _until(observer: Observer, seen: Any, timeout_s: float = 20) -> JobState:
 
 
 def values_in(path: Path) -> list[Any]:
-    """Returns the JSON values of a host's file."""
     return [json.loads(line[9:]) for line in path.read_bytes().splitlines()]
 
 
@@ -432,7 +425,6 @@ def test_a_cut_file_keeps_the_last_figures_and_is_named(
     assert len(state.ranks) == 12
     assert [host.problem != "" for host in state.hosts] == [True, False]
     assert "cannot be read: it ends within a line" in state.hosts[0].problem
-    # A reader that never saw a sound file of a host knows nothing of it, but all of other hosts.
     (damaged, sound) = HostSummaries(tmp_path).look()
     assert damaged.summary is None
     assert damaged.missing
@@ -476,7 +468,7 @@ def test_damaged_files_of_hosts_never_stop_a_reader(tmp_path: Path, seed: int) -
                 damaged[draw.randrange(len(damaged))] = draw.choice(b'0-e"[]{},:x')
             path.write_bytes(bytes(damaged))
         else:
-            names = sorted(values.keys() - {"attempt"})  # another attempt is no damage
+            names = sorted(values.keys() - {"attempt"})
             name = draw.choice([*names, *(f"figures.{name}" for name in values["figures"])])
             value = draw.choice([None, -1, 2**70, 2**62, 1e300, "x", [], {}, [[1]], True])
             changed = json.loads(json.dumps(values))
@@ -493,7 +485,6 @@ def test_damaged_files_of_hosts_never_stop_a_reader(tmp_path: Path, seed: int) -
 
 
 def test_a_file_is_bounded_whatever_the_host_holds(tmp_path: Path) -> None:
-    """4,096 ranks on a host, and 255 entries of operations with wide histograms on each."""
     host = SimulatedHost(tmp_path, 0, 2, 1, operations=1)
     host.write(1)
     observer = Observer(tmp_path, is_monitor=True)
@@ -524,7 +515,7 @@ def test_a_file_is_bounded_whatever_the_host_holds(tmp_path: Path) -> None:
     assert found.waits.steps.count == 4096 * one.summary.steps.count
     _, whole = read_whole(path)
     assert sum(each.count for each in whole.operations) == 400 * (8 * 255 + 4088)
-    odd = [rank_state(rank * rank) for rank in range(600)]  # not in arithmetic series
+    odd = [rank_state(rank * rank) for rank in range(600)]
     path.write_bytes(host_content(odd, parts[:600], replace(by, world_size=600**2)))
     assert len(path.read_bytes()) <= MOST_BYTES
     assert read_host_summary(path).rank_count == 600
@@ -577,7 +568,7 @@ def test_a_monitor_that_is_started_again_does_not_read_its_own_file(
         host.write(2)
     observer = Observer(tmp_path, is_monitor=True)
     watching.append(observer)
-    state = looked(observer)  # the first look finds the monitor's own ranks and file
+    state = looked(observer)
     assert [host.name for host in state.hosts] == ["node0001", "node0002"]
     assert [rank.step for rank in state.ranks] == [402] * PER_HOST + [401] * 2 * PER_HOST
 
@@ -599,7 +590,7 @@ def test_hosts_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
 def test_a_host_is_not_missing_because_its_clock_is_wrong(
     tmp_path: Path, by_its_clock_s: float, by_the_file_s: float, missing: bool
 ) -> None:
-    """A report looks once; a file changed an hour after it was written is a copy."""
+    """A file that is an hour newer than its content is a copy of an old file."""
     simulated(tmp_path, 2, next_s=2)
     (path,) = summary_paths(tmp_path)
     first, operations = values_in(path)

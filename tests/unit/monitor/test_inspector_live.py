@@ -1,5 +1,3 @@
-"""A job that writes logs of NCCL Inspector, followed while it runs."""
-
 from __future__ import annotations
 
 import gzip
@@ -29,8 +27,6 @@ from tests.support.builders.inspector_logs import SimulatedJob, simulate
 
 
 class _Growing:
-    """A folder into which whole logs are copied piece by piece."""
-
     def __init__(self, whole: Path, folder: Path, seed: int = 0) -> None:
         self.folder, self._draw = folder, random.Random(seed)
         self.left = {file.name: file.read_bytes() for file in sorted(whole.iterdir())}
@@ -39,7 +35,6 @@ class _Growing:
             (folder / name).touch()
 
     def grow(self, most_bytes: int, without: str = "") -> bool:
-        """Appends up to ``most_bytes`` to each log; False once nothing is left."""
         for name, data in self.left.items():
             if name != without:
                 size = self._draw.randint(0, most_bytes)
@@ -97,7 +92,7 @@ def test_figures_of_growing_logs_are_those_of_the_whole(
         if state is None:
             continue
         now = sum(one.caused_s for one in state.processes)
-        assert now >= caused  # counters only grow
+        assert now >= caused
         caused = now
         kept = [
             count
@@ -116,12 +111,12 @@ def test_figures_of_growing_logs_are_those_of_the_whole(
     assert 0.6 * whole.mean.wait_s * 16 < caused <= 1.001 * whole.mean.wait_s * 16
     assert [late.process.pid for late in state.late] == [1005]
     assert state.calls == sum(row.calls for row in whole.communicators)
-    assert most_kept < len(job.records) / 2  # what was counted is forgotten
+    assert most_kept < len(job.records) / 2
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_neighbour_of_the_late_process_is_never_named(tmp_path: Path, seed: int) -> None:
-    """Process 4 waits for 5 in one part of the run, and comes late in the next."""
+    """Process 4 waits for process 5 in one part of the run, and is late in the next part."""
     job = simulate(2, 4, 1, steps=80, late_us={5: 2000.0}, seed=seed)
     job.write(tmp_path / "whole", "v4.3", records_a_dump=7)
     growing = _Growing(tmp_path / "whole", tmp_path / "logs", seed)
@@ -133,7 +128,6 @@ def test_a_neighbour_of_the_late_process_is_never_named(tmp_path: Path, seed: in
 
 
 def test_compressed_logs_are_followed_as_far_as_they_are_flushed(tmp_path: Path) -> None:
-    """Members of gzip are cut anywhere; the same figures as of the plain logs come out."""
     job = simulate(1, 8, 1, steps=60, late_us={5: 2000.0}, seed=5)
     job.write(tmp_path / "whole", "v4.3", records_a_dump=7)
     packed = tmp_path / "packed"
@@ -155,7 +149,7 @@ def test_compressed_logs_are_followed_as_far_as_they_are_flushed(tmp_path: Path)
     assert sum(_by_pid(state, "time_s").values()) == pytest.approx(whole.mean.time_s * 8, rel=1e-6)
     assert [late.process.pid for late in state.late] == [1005]
     calls = [one.calls for one in states if one is not None]
-    assert len({*calls}) > 3  # it was followed, and not read at the end
+    assert len({*calls}) > 3
 
 
 def test_compressed_logs_that_cannot_be_followed_are_told_once(
@@ -205,7 +199,7 @@ def test_a_process_that_stops_writing_is_no_longer_waited_for(
         logs.look()
     after = logs.look()
     assert after is not None
-    assert after.lost_records == 0  # its calls may still come
+    assert after.lost_records == 0
     monkeypatch.setattr(live, "_PATIENCE_S", -1.0)
     monkeypatch.setattr(live, "_GAPS", -1.0)
     for log in logs._tail.logs.values():
@@ -226,7 +220,7 @@ def test_copies_count_once_at_every_look(tmp_path: Path, records_a_dump: int) ->
     shutil.copytree(tmp_path / "whole", folder / "first")
     logs = LiveLogs(folder)
     states = [logs.look()]
-    for name in ("second", "third"):  # while the job runs, and after
+    for name in ("second", "third"):
         shutil.copytree(tmp_path / "whole", folder / name)
         states += [logs.look(), logs.look()]
     calls = [state.calls for state in states if state is not None]
@@ -276,7 +270,7 @@ def test_messages_after_a_lost_one_count_as_in_the_report(tmp_path: Path, lost: 
         behind.append(0 if state is None else state.calls)
     state = logs.look()
     assert state is not None
-    assert len({*behind}) > 5  # the sequence is known long before the end
+    assert len({*behind}) > 5
     assert calls - 80 < state.calls <= calls == at_once.calls
     for live_state, within in ((state, 0.05), (at_once, 1e-9)):
         assert live_state.lost_records == pytest.approx(
@@ -314,7 +308,7 @@ def test_the_endpoint_gives_the_waiting_that_each_rank_caused(tmp_path: Path) ->
     monitor = Monitor(growing.folder, Settings(address="127.0.0.1:0", interval_s=0.2))
     try:
         while growing.grow(9000):
-            monitor._poll()  # as at each interval
+            monitor._poll()
         url = json.loads(address_file(growing.folder).read_text())["url"]
         with urllib.request.urlopen(url, timeout=30) as answer:
             text = answer.read().decode()
@@ -348,7 +342,7 @@ def test_top_shows_who_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixtu
     narrow = inspector_frame(state, "logs", 60)
     (late,) = state.late
     whole = f"It is late in {late.late_parts} of the {late.parts} parts of this time."
-    assert whole in " ".join(narrow)  # wrapped, not cut
+    assert whole in " ".join(narrow)
     assert all(len(line) <= 60 for line in narrow)
     assert main(["top", str(tmp_path / "logs"), "--once", "--profile", str(tmp_path)]) == 2
 

@@ -1,5 +1,3 @@
-"""Traces that grow while they are read: each block is read once, and no content is trusted."""
-
 from __future__ import annotations
 
 import json
@@ -40,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 def test_a_trace_is_read_once_it_exists(path: Path) -> None:
     tail = TraceTail(path)
     assert times(tail.poll()) == []
-    path.touch()  # created, but empty
+    path.touch()
     assert times(tail.poll()) == []
     assert (tail.metadata, tail.problems, tail.caught_up) == (None, [], False)
     path.write_bytes(made.trace(made.records(5, 1)))
@@ -56,7 +54,7 @@ def test_each_block_of_a_growing_trace_is_read_exactly_once(path: Path) -> None:
     group = made.document(made.GROUP_BLOCK, made.group(3, name="tp", size=2))
     blocks = [made.records(7, 3), group, made.records(9), made.end(dropped=4)]
     found = []
-    for byte in b"".join(blocks):  # the file may grow byte by byte
+    for byte in b"".join(blocks):
         append(path, bytes([byte]))
         found += times(tail.poll())
     assert found == [3, 7, 9]
@@ -70,7 +68,7 @@ def test_a_block_is_read_only_once_its_header_is_slot(path: Path) -> None:
     tail = TraceTail(path)
     tail.poll()
     begin, block = path.stat().st_size, made.records(4)
-    with path.open("r+b") as file:  # as the writer does: the payload first
+    with path.open("r+b") as file:
         os.pwrite(file.fileno(), block[24:], begin + 24)
         assert times(tail.poll()) == []
         os.pwrite(file.fileno(), block[:24], begin)
@@ -83,7 +81,7 @@ def test_a_trace_that_is_truncated_and_continued_is_followed(path: Path) -> None
     tail = TraceTail(path)
     assert times(tail.poll()) == [1]
     whole = path.read_bytes()
-    append(path, made.records(2)[:40])  # a full disk cuts the write off
+    append(path, made.records(2)[:40])
     assert times(tail.poll()) == []
     path.write_bytes(whole)
     assert times(tail.poll()) == []
@@ -108,7 +106,7 @@ def test_overwritten_summaries_are_read_once_they_are_complete(path: Path) -> No
     first = len(made.trace())
     new = slot(3)
     spare = made.block(BlockType.SPARE, new[24:])[:24]
-    data[first : first + len(new)] = spare + new[24:]  # the slot is half overwritten
+    data[first : first + len(new)] = spare + new[24:]
     path.write_bytes(data)
     tail.poll()
     assert tail.summary.sequence == 2
@@ -152,7 +150,7 @@ def test_a_damaged_block_is_skipped_and_reported(path: Path) -> None:
     bad[-1] ^= 1
     path.write_bytes(made.trace(made.records(1), bytes(bad), made.records(3)))
     tail = TraceTail(path)
-    assert times(tail.poll()) == [1]  # the damaged block may be incomplete
+    assert times(tail.poll()) == [1]  # The damaged block may be incomplete.
     found = [time for _ in range(5) for time in times(tail.poll())]
     assert found == [3]
     assert ["checksum" in problem for problem in tail.problems] == [True]
@@ -165,7 +163,7 @@ def test_a_block_length_beyond_the_file_or_limit_is_not_read(path: Path, length:
     tail = TraceTail(path)
     assert times(tail.poll()) == [1]
     assert times(tail.poll()) == []
-    if length == 1 << 30:  # a sparse file that has this length
+    if length == 1 << 30:
         os.truncate(path, (1 << 30) + 10_000)
         tail.poll()
         assert "left out" in tail.problems[0]
@@ -208,7 +206,7 @@ def test_a_recreated_trace_is_followed_where_reading_stopped(path: Path) -> None
         assert times(tail.poll()) == [5]
         for other in (before[:-1], made.file_header(session=7) + before[32:]):
             path.unlink()
-            path.write_bytes(other)  # an incomplete copy; another recording's trace
+            path.write_bytes(other)
             assert times(tail.poll()) == []
         path.unlink()
         path.write_bytes(before + made.records(6))
@@ -313,7 +311,7 @@ def test_an_unreadable_trace_is_reported_while_others_are_shown(tmp_path: Path) 
     assert state.monitor.problems == (_REASON,)
     run.paths[0] = tmp_path / "rank_0.attempt_1.trace"
     run.begin(0)
-    state = observer.poll()  # rank 0 has started again
+    state = observer.poll()
     observer.close()
     assert state is not None
     assert [rank.rank for rank in state.ranks] == [0, 1]

@@ -1,5 +1,3 @@
-"""The list of metrics, every place where they are shown, and the scraped endpoint."""
-
 from __future__ import annotations
 
 import json
@@ -32,7 +30,6 @@ LINE = re.compile(r'([a-z_:][a-z0-9_:]*)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\.)*",?)*
 
 
 def shown(state: JobState) -> dict[str, float]:
-    """Returns the values of the exposition's lines by metric name and labels."""
     found = {}
     for line in exposition(samples(state)).decode().splitlines():
         if not line.startswith("#"):
@@ -50,7 +47,7 @@ def test_every_metric_is_exposed_under_a_unique_name() -> None:
         assert f"\n{metric.name}" in text, metric.name
         assert text.count(f"# TYPE {metric.name} {metric.kind}\n") == 1
         assert metric.name.endswith("_total") == (metric.kind == "counter")
-    assert "step=" not in text  # a label per step would add a time series per step
+    assert "step=" not in text  # A label for each step would add a time series for each step.
 
 
 def test_metrics_have_the_expected_values_and_labels() -> None:
@@ -148,7 +145,6 @@ def test_flat_metrics_have_path_names_and_omit_unknown_figures() -> None:
     of_host = {"host_memory_available_bytes", "network_bytes_total/lo/sent"}
     assert {f"commprof/{name}" for name in of_host} <= figures.keys()
     assert "commprof/monitor_cpu_seconds_total" in figures
-    # A rank that observes itself has no monitor; unknown figures are left out and never 0.
     alone = flat(job_state(1), ranks=False)
     assert {f"commprof/{name}" for name in usage | of_host} <= alone.keys()
     assert not [name for name in alone if "monitor" in name]
@@ -194,12 +190,10 @@ def test_no_figures_are_written_before_the_first_step_of_a_restarted_job(tmp_pat
     (line,) = (tmp_path / "m.jsonl").read_text().splitlines()
     assert json.loads(line)["step"] == 249
     (events,) = (tmp_path / "events").iterdir()
-    assert len(frames(events.read_bytes())) == 2  # the version, and one event
+    assert len(frames(events.read_bytes())) == 2
 
 
 def frames(data: bytes) -> list[bytes]:
-    """Returns the contents of TensorBoard's frames, whose checksums must be right."""
-
     def masked(part: bytes) -> int:
         crc = crc32c(part)
         return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
@@ -216,8 +210,8 @@ def frames(data: bytes) -> list[bytes]:
 
 
 def test_the_tensorboard_checksum_is_crc32c() -> None:
-    assert crc32c(b"123456789") == 0xE3069283  # the check value of CRC-32C
-    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
+    assert crc32c(b"123456789") == 0xE3069283  # This is the check value of CRC-32C.
+    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4 gives this value.
 
 
 def test_tensorboard_gets_an_event_per_new_step(tmp_path: Path) -> None:
@@ -254,7 +248,6 @@ def test_the_documentation_lists_every_metric() -> None:
 
 
 def room_for(bytes_left: int) -> None:
-    """Limits the size of all files that this process writes from now on."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_left, resource.RLIM_INFINITY))
 
@@ -301,7 +294,6 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
 
 
 def ask(endpoint: Endpoint, request: bytes) -> bytes:
-    """Sends a request; returns all bytes that come back."""
     with socket.create_connection(endpoint.address, timeout=5) as client:
         client.sendall(request)
         found = b""
@@ -352,7 +344,7 @@ def test_requests_other_than_a_scrape_get_an_error_status(
 ) -> None:
     try:
         answer = ask(endpoint, request_bytes)
-    except ConnectionError:  # closed before the request was sent completely
+    except ConnectionError:  # The endpoint closed the connection before the whole request.
         return
     assert answer.startswith(b"HTTP/1.1 " + status)
     assert b"commprof_" not in answer
@@ -365,7 +357,6 @@ def test_a_head_request_gets_no_body(endpoint: Endpoint) -> None:
 
 
 def silent_clients(endpoint: Endpoint) -> list[socket.socket]:
-    """Connects eight clients that send nothing, and one that stops within its request."""
     clients = [socket.create_connection(endpoint.address, timeout=5) for _ in range(9)]
     clients[-1].sendall(b"GET /met")
     return clients
@@ -377,7 +368,7 @@ def test_silent_clients_do_not_delay_other_scrapes(
     monkeypatch.setattr(endpoints, "_DEADLINE_S", 60)
     clients = silent_clients(endpoint)
     assert ask(endpoint, b"GET /metrics HTTP/1.1\r\n\r\n").endswith(TEXT)
-    for client in clients:  # still connected: the answer did not wait for them
+    for client in clients:
         client.setblocking(False)
         with pytest.raises(BlockingIOError):
             client.recv(100)

@@ -1,5 +1,3 @@
-"""The monitor: its options, its run next to a job, and its end with the job."""
-
 from __future__ import annotations
 
 import json
@@ -61,7 +59,6 @@ def fetch(run: Path) -> str:
 
 
 def until(seen: Any, timeout_s: float = 10) -> None:
-    """Waits until ``seen`` returns a true value; fails after the timeout."""
     end = time.monotonic() + timeout_s
     while not seen():
         assert time.monotonic() < end, "never came"
@@ -116,7 +113,7 @@ def test_a_monitor_exposes_a_job_until_the_job_ends(tmp_path: Path) -> None:
     monitor = Monitor(tmp_path, settings, of)
     thread = running(monitor)
     try:
-        assert fetch(tmp_path) == ""  # no rank records yet
+        assert fetch(tmp_path) == ""
         run.begin()
         run.until(2_000 * MS)
         until(lambda: 'commprof_steps_total{rank="0"}' in fetch(tmp_path))
@@ -205,7 +202,6 @@ def test_a_started_monitor_is_no_child_of_the_job_and_ends_with_it(tmp_path: Pat
 
 
 def pid_of(run: Path, module: bytes = b"commprof.monitor") -> int:
-    """Returns the pid of a run's monitor, which is no child of this process; 0 for none."""
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             words = place.read_bytes().split(b"\0")
@@ -248,7 +244,6 @@ def test_a_stopped_monitor_does_not_delay_the_job_and_catches_up(tmp_path: Path)
 
 
 def hears(pid: int) -> bool:
-    """Returns True if the process handles SIGTERM by now."""
     caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
     return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
 
@@ -359,7 +354,7 @@ def test_a_watchdog_with_a_parent_ends_with_that_process(
     finally:
         launcher.kill()
         thread.join(timeout=10)
-        launcher.wait()  # only now: a zombie must count as ended
+        launcher.wait()  # A zombie must count as ended, so the test waits only now.
     assert not thread.is_alive()
     with pytest.raises(UsageError, match=f"--parent {launcher.pid}: no running process with"):
         watchdogs.watch(tmp_path, 60.0, parent=launcher.pid)
@@ -369,7 +364,7 @@ def test_a_watchdog_with_a_parent_ends_with_that_process(
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = sound_run(tmp_path_factory.mktemp("sound") / "run")
     observer = Observer(run, patience_s=0)
-    assert observer.poll() is not None  # otherwise the tests check nothing
+    assert observer.poll() is not None
     observer.close()
     return run
 
@@ -377,12 +372,11 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def damaged(sound: Path, run: Path, seed: int) -> Path:
     chance = random.Random(seed)
     shutil.copytree(sound, run)
-    print([damage(run, chance, "rank_*.trace") for _ in range(3)])  # shown if the seed fails
+    print([damage(run, chance, "rank_*.trace") for _ in range(3)])
     return run
 
 
 def watch(run: Path) -> None:
-    """Does what ``commprof top`` and the monitor do."""
     observer = Observer(run, patience_s=0)
     for _ in range(3):
         state = observer.poll()
@@ -394,8 +388,6 @@ def watch(run: Path) -> None:
 
 
 def guard(world: Path) -> None:
-    """Does what the watchdog does."""
-
     def tasks(place: Path) -> list[WatchTask]:
         log = Log(place, quiet=True)
         return [HangTask(place, Threshold(5.0), log), MismatchTask(log), AnomalyTask(log)]

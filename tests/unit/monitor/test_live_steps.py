@@ -1,5 +1,3 @@
-"""Steps of growing traces: each is counted once, with the same figures as in the report."""
-
 from __future__ import annotations
 
 import random
@@ -28,8 +26,6 @@ from tests.unit.analysis.align.test_device_timeline import DeviceRank
 
 
 class Followed:
-    """A growing run, and the steps that are found in it."""
-
     def __init__(self, directory: Path, ranks: list[Rank], settled_ns: int = SETTLED_NS) -> None:
         self.run = GrowingRun(directory, ranks)
         self.tail = JobTail(directory)
@@ -56,7 +52,7 @@ def test_every_live_step_is_counted_once_with_its_times(tmp_path: Path) -> None:
         followed.run.until(now)
         followed.poll()
     seen = len(followed.numbers)
-    assert 50 < seen < 60  # the newest steps may still be incomplete
+    assert 50 < seen < 60
     followed.run.end()
     followed.poll()
 
@@ -103,7 +99,7 @@ def test_the_live_late_rank_is_named_by_the_rules_of_the_report(tmp_path: Path) 
     followed.run.begin()
     followed.run.until(500 * MS)
     followed.poll()
-    assert followed.recent.late is None  # too few steps to name a late rank
+    assert followed.recent.late is None
     followed.run.end()
     followed.poll()
     late = followed.recent.late
@@ -124,7 +120,7 @@ def test_no_late_rank_is_named_if_none_is_late(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_live_totals_equal_those_of_the_whole_run(tmp_path: Path, seed: int) -> None:
     run = RandomRun(seed)
-    followed = Followed(tmp_path, run.ranks, settled_ns=20_000)  # these runs last microseconds
+    followed = Followed(tmp_path, run.ranks, settled_ns=20_000)
     followed.run.begin()
     last = max(int(rank.records()["timestamp_ns"][-1]) for rank in run.ranks)
     for now in sorted(random.Random(seed).sample(range(last), 6)):
@@ -145,7 +141,6 @@ def test_live_totals_equal_those_of_the_whole_run(tmp_path: Path, seed: int) -> 
 
 
 def with_few_pending(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Followed:
-    """Follows two ranks with 60 steps; at most 200 records of each rank may be pending."""
     monkeypatch.setattr(live_steps, "_MOST_RECORDS", 200)
     followed = Followed(directory, ranks_of(2, 60))
     followed.run.begin()
@@ -171,7 +166,7 @@ def test_all_complete_steps_count_although_many_arrive_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     followed = with_few_pending(tmp_path, monkeypatch)
-    for now in (1_000 * MS, 6_000 * MS):  # each rank has more than 400 records of 50 steps
+    for now in (1_000 * MS, 6_000 * MS):
         followed.run.until(now)
         followed.poll()
         assert len(followed.steps._pending[0].records()) <= 200
@@ -212,7 +207,7 @@ def test_steps_without_marks_are_found_in_a_long_trace_whose_begin_is_not_read(
             issue, end = at + (3 + 2 * rank.rank) * MS, at + 6 * MS
             rank.phase(Phase.BACKWARD, at + 2 * MS, at + 8 * MS)
             rank.wait(rank.collective(step, issue, end, bytes=8, graph_task=step), issue, end)
-            for _ in range(3 * rank.rank):  # the kept part of rank 1's trace begins later
+            for _ in range(3 * rank.rank):  # The kept part of rank 1's trace then begins later.
                 rank.phase(Phase.DATA, at, at + MS)
     followed = Followed(tmp_path, ranks)
     followed.run.begin()
@@ -290,7 +285,7 @@ def test_ranks_that_begin_one_after_the_other_are_all_observed(tmp_path: Path) -
     reduce = first.operations["all_reduce"]
     assert (reduce.calls, reduce.bytes) == (60, 60 * 4_000_000)
     assert reduce.timed_s == pytest.approx(30 * (0.010 + 0.025))
-    # Bucket 0 takes 10 ms, bucket 1 20 ms from the last issue on; the bus factor of 2 ranks is 1.
+    # From the last issue on, bucket 0 takes 10 ms and bucket 1 takes 20 ms. The bus factor is 1.
     expected = 2 * 4_000_000 / 0.030
     assert state.bandwidth["all_reduce"].busbw_bytes_per_s == pytest.approx(expected)
     assert np.isnan(state.bandwidth["all_reduce"].of_profile)
@@ -311,7 +306,6 @@ def test_live_bandwidth_counts_each_transfer_of_every_group_once(tmp_path: Path)
     run.end()
     state = Observer(tmp_path).poll()
     assert state is not None
-    # Half of the transfers take 10 ms, half 30 ms; the bus factor of 2 ranks is 1.
     assert state.bandwidth["all_reduce"].busbw_bytes_per_s == pytest.approx(2 * 4_000_000 / 0.040)
 
 
@@ -325,7 +319,7 @@ _BOTH = MachineProfile({**_INSIDE.links, **_BETWEEN.links}, {}, ("by hand",))
     [
         (10, 40, _BOTH, 1.0),
         (20, 40, _BOTH, 50 / 60),
-        (20, 40, _BETWEEN, 1.0),  # the cost within a host is unknown: only the others count
+        (20, 40, _BETWEEN, 1.0),
         (20, 40, _INSIDE, 0.5),
         (20, 40, profile("none"), None),
     ],
@@ -333,7 +327,6 @@ _BOTH = MachineProfile({**_INSIDE.links, **_BETWEEN.links}, {}, ("by hand",))
 def test_bandwidth_of_each_group_is_compared_with_that_of_its_link(
     tmp_path: Path, inside_ms: int, between_ms: int, measured: MachineProfile, of_profile: float
 ) -> None:
-    """Two hosts of two ranks; each rank is in a group of its host, and in one across both."""
     ranks = []
     for rank in range(4):
         host, place = divmod(rank, 2)
@@ -423,7 +416,7 @@ def test_a_trace_of_another_job_is_ignored(tmp_path: Path) -> None:
 
 
 def test_live_wait_known_for_some_steps_equals_that_of_the_report(tmp_path: Path) -> None:
-    # Rank 1 waits for a collective that rank 0 has no record of, then arrives last at another.
+    # Rank 1 waits for a collective that rank 0 did not record, and then arrives last at another.
     ranks = [Rank(0, 2), Rank(1, 2)]
     for rank in ranks:
         rank.step(0, 100 * MS)

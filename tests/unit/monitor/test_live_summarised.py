@@ -1,5 +1,3 @@
-"""Live figures of ranks in always-on mode, from the summaries that they keep overwriting."""
-
 from __future__ import annotations
 
 import json
@@ -22,7 +20,7 @@ SECOND = 1_000 * MS
 
 
 def counted(sequence: int, at_s: int, fast: int, slow: int, **changes: Any) -> dict[str, Any]:
-    """Summary until `at_s`: fast steps of 10 ms, and slow ones of 31 ms with 21 ms more wait."""
+    """Returns a summary until ``at_s``, in which slow steps wait 21 ms longer than fast steps."""
     exposed = [3 * MS] * fast + [24 * MS] * slow
     return summary(
         sequence=sequence,
@@ -51,7 +49,7 @@ def test_summary_totals_are_of_the_newest_and_recent_ones_of_a_minute() -> None:
     summaries = Summaries()
     assert summaries.total is None
     summaries.add(read(counted(1, 5, 100, 0)))
-    for sequence in range(2, 30):  # every 5 s; from 80 s on only slow steps are added
+    for sequence in range(2, 30):
         at_s = 5 * sequence
         summaries.add(read(counted(sequence, at_s, 100, max(0, at_s - 80))))
     total, recent = summaries.total, summaries.recent
@@ -72,7 +70,7 @@ def test_summary_totals_are_of_the_newest_and_recent_ones_of_a_minute() -> None:
 
 
 def unfinished(sequence: int, split: int, open_steps: int, **arrivals: int) -> dict[str, Any]:
-    """Summary of steps with 3 ms exposed, split into 1 and 2 ms; ``open_steps`` not split yet."""
+    """Returns a summary of steps with 3 ms exposed, of which ``open_steps`` are not split yet."""
     counts = {"known": split, "unknown": 0, "unsplit_steps": 0, **arrivals}
     every = split + open_steps + counts["unsplit_steps"]
     return summary(
@@ -122,7 +120,6 @@ def test_few_of_many_frequent_summaries_are_kept() -> None:
         assert summaries.newest is not None
         assert summaries.newest.sequence == at_s
         assert summaries.recent is not None
-        # First the steps since the first summary, later those of a minute and up to 5 s more.
         steps = summaries.recent.steps
         assert steps == max(1, at_s - 1) if at_s <= 60 else 60 <= steps < 66
 
@@ -146,7 +143,7 @@ def test_of_older_summaries_only_sums_and_durations_are_kept() -> None:
 
 def test_recent_figures_of_steps_that_last_minutes_are_those_of_the_last_one() -> None:
     summaries = Summaries()
-    for at_s in range(0, 1000, 5):  # a step ends every 200 s, from the third on slow ones
+    for at_s in range(0, 1000, 5):
         done = at_s // 200
         summaries.add(read(counted(at_s // 5 + 1, at_s, min(done, 2), max(0, done - 2))))
         assert len(summaries._kept) <= 15
@@ -157,7 +154,6 @@ def test_recent_figures_of_steps_that_last_minutes_are_those_of_the_last_one() -
 
 
 def test_found_steps_are_dropped_once_the_script_marks_fewer_of_its_own() -> None:
-    """A loop begins to mark its steps: the steps of its backward passes are dropped."""
     summaries = Summaries()
     for sequence, steps in ((1, 30), (2, 60), (3, 5)):
         summaries.add(read(counted(sequence, 10 * sequence, steps, 0)))
@@ -218,7 +214,7 @@ def test_no_step_is_shown_before_a_summary_counts_one(tmp_path: Path) -> None:
 def test_the_waiting_in_each_summary_is_added_up_once_per_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the time of a look would grow with the square of the number of ranks."""
+    """Adding up more often would make a look quadratic in the number of ranks."""
     for rank in range(4):
         cells = [number for other in range(4) if other != rank for number in (0, other, SECOND)]
         value = counted(1, 5, 20, 0, waited_for={"block_ns": 1 << 24, "cells": cells})

@@ -1,5 +1,3 @@
-"""Hangs in which ranks issued different collectives: the watchdog never blames the network."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -17,7 +15,6 @@ from commprof.monitor.watchdog.thresholds import Threshold
 from tests.support.builders.traces import MS, Rank
 from tests.unit.monitor.test_hang import SECOND, group, state
 
-#: Code of the type in these traces.
 FLOAT, DTYPES = 0, ["Float"]
 ODD: dict[str, Any] = {"op": "barrier"}
 EVEN: dict[str, Any] = {"op": "all_gather", "bytes": 8000}
@@ -26,9 +23,9 @@ EVEN: dict[str, Any] = {"op": "all_gather", "bytes": 8000}
 def job(
     last: Sequence[dict[str, Any]], done: Sequence[dict[str, Any]] = (), end: int = 0
 ) -> list[Rank]:
-    """Returns ranks that completed three steps of ``done``; then each issued its entry of ``last``.
+    """Each rank completes three steps of ``done``, and then issues its entry of ``last``.
 
-    end: time at which the last ones completed; 0 if they are pending.
+    ``end`` is the time in ns at which the last calls completed, or 0 if the calls are pending.
     """
     made = [Rank(rank, len(last), dtypes=DTYPES) for rank in range(len(last))]
     for rank, issued in zip(made, last, strict=True):
@@ -46,7 +43,6 @@ def _typed(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def feeds(made: Sequence[Rank]) -> list[Any]:
-    """Returns what the watchdog reads of ranks on this host."""
     return [
         SimpleNamespace(
             state=state(rank),
@@ -61,7 +57,6 @@ def feeds(made: Sequence[Rank]) -> list[Any]:
 
 
 def hang_of(made: Sequence[Rank], **processes: str) -> Hang:
-    """Returns the hang that the watchdog finds in its first look, with a limit of 5 s."""
     seen: list[Any] = feeds(made)
     differing = MismatchTask(Log(Path("/nonexistent"), quiet=True))
     differing.poll(seen, 0)
@@ -97,14 +92,13 @@ def test_the_rank_that_differs_from_the_majority_is_accused() -> None:
 
 
 def test_the_rank_that_differs_from_its_own_earlier_steps_is_accused() -> None:
-    """Each step has an all_gather, then two all-reduces; rank 0 begins its step with a barrier."""
+    """Rank 0 begins its last step with a barrier instead of an all_gather."""
     hang = hang_of(job([ODD, EVEN], [EVEN, {"bytes": 64}, {"bytes": 64}]))
     assert (hang.kind, [one.rank for one in hang.accused]) == ("mismatch", [0])
     assert "; rank 0 differs from its own earlier steps (step 3" in hang.sentence
 
 
 def test_a_mismatch_is_known_before_all_ranks_have_issued_the_collective() -> None:
-    """Rank 2 issues no collective: ranks 0 and 1, which differ, are the cause, not its absence."""
     made = job([EVEN, ODD, EVEN])
     late = Rank(2, 3, dtypes=DTYPES)
     for step in range(3):
@@ -125,7 +119,6 @@ def test_a_stopped_process_is_reported_before_a_mismatch() -> None:
 
 
 def test_a_mismatch_before_the_pending_collective_is_the_cause_if_all_arrived() -> None:
-    """The differing collectives completed and mixed up data; the next one hangs on all ranks."""
     made = job([{"bytes": 8}, {"bytes": 16}], end=320 * MS)
     for rank in made:
         rank.collective(1, 330 * MS, 0, bytes=4, dtype=FLOAT)
@@ -139,7 +132,6 @@ def test_a_mismatch_before_the_pending_collective_is_the_cause_if_all_arrived() 
 
 
 def test_an_absent_rank_is_accused_though_ranks_differed_before() -> None:
-    """The mismatch has completed, and rank 1 does not arrive at a later collective."""
     made = job([{"bytes": 8}, {"bytes": 16}], end=320 * MS)
     made[0].collective(1, 330 * MS, 0, bytes=4, dtype=FLOAT)
     hang = hang_of(made)
@@ -238,7 +230,6 @@ def test_a_rank_that_makes_a_group_is_told_which_ranks_must(function: str, must:
 
 
 def test_lines_of_python_s_own_modules_are_not_the_script_s() -> None:
-    """A rank waits for a worker of its data loader, and one still imports torch's modules."""
     waits = """\
 Process 7: python train.py
 Thread 7 (idle): "MainThread"
@@ -333,7 +324,7 @@ def test_a_mismatch_of_one_helper_is_told_by_the_recorded_lines_that_call_it() -
 
 
 def test_the_watchdog_says_since_when_the_ranks_calls_are_shifted() -> None:
-    """Rank 1 leaves out its call at train.py:25; its next call has the same operation and size."""
+    """Rank 1 leaves out its call at line 25; its next call has the same operation and size."""
     made = job([{"bytes": 8}] * 3)
     for rank, lines in zip(made, ((20, 25, 30), (20, 30, 40), (20, 25, 30)), strict=True):
         rank.stacks = {line: (f"/me/train.py:{line} main",) for line in lines}
@@ -353,13 +344,12 @@ def test_the_watchdog_says_since_when_the_ranks_calls_are_shifted() -> None:
         "size: rank 1 issued it at train.py:30, ranks 0, 2 issued it at train.py:25, so a call was "
         "left out or added there"
     )
-    seen[1].stacks = {}  # as in always-on mode
+    seen[1].stacks = {}
     (mismatch,) = differing.known()
     assert mismatch.shifted is None
 
 
 def test_the_first_pending_mismatch_is_told_though_later_ones_are_known(tmp_path: Path) -> None:
-    """Rank 1 issues a barrier and an all-gather in the other order; both are pending."""
     made = job([EVEN, ODD, EVEN])
     for rank, fields in zip(made, (ODD, EVEN, ODD), strict=True):
         lines = (20, 30, 25) if rank.rank == 1 else (20, 25, 30)
@@ -371,7 +361,7 @@ def test_the_first_pending_mismatch_is_told_though_later_ones_are_known(tmp_path
     for feed, rank in zip(seen, made, strict=True):
         feed.stacks = rank.stacks
     differing = MismatchTask(Log(tmp_path, quiet=True))
-    for _ in range(3):  # until both mismatches have been reported
+    for _ in range(3):
         differing.poll(seen, 0)
         for feed in seen:
             feed.records = feed.records[:0]
@@ -404,7 +394,6 @@ def test_dead_ranks_have_no_stacks_in_the_report_of_a_mismatch(
 
 
 def test_lines_of_many_ranks_calls_are_made_once_for_each_stack() -> None:
-    """Of 64 ranks, 100 calls each: 6,400 calls of three stacks, which all ranks have in common."""
     stacks = {number: (f"/me/{number}.py:7 f", "/me/many.py:20 <module>") for number in range(3)}
     lines = issue_lines.IssueLines()
     for rank in range(64):
@@ -424,13 +413,12 @@ def test_lines_of_many_ranks_calls_are_made_once_for_each_stack() -> None:
 
 
 def test_a_rank_that_issues_the_first_differing_call_late_counts_too(tmp_path: Path) -> None:
-    """Ranks 0 and 1 differ from rank 2; rank 3 is late, and issues what rank 2 did."""
     made = job([EVEN, EVEN, ODD, ODD])
     for rank, fields in zip(made, (ODD, ODD, EVEN, EVEN), strict=True):
         rank.collective(1, 320 * MS, 0, **_typed(fields))
     seen: list[Any] = feeds(made)
     differing = MismatchTask(Log(tmp_path, quiet=True))
-    for _ in range(3):  # until both mismatches have been reported without rank 3
+    for _ in range(3):
         differing.poll(seen[:3], 0)
         for feed in seen[:3]:
             feed.records = feed.records[:0]

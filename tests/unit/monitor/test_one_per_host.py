@@ -1,5 +1,3 @@
-"""One monitor and one watchdog per host, however the ranks were launched."""
-
 from __future__ import annotations
 
 import os
@@ -22,7 +20,7 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chosen(job: Path, name: str, ranks: int, value: str | None = None) -> list[int]:
-    """Returns the ranks that start a monitor if variable ``name`` is ``value`` or the own rank."""
+    """Gives variable ``name`` the value ``value``, or each rank's own number for None."""
     found = []
     for rank in range(ranks):
         os.environ[name] = str(rank) if value is None else value

@@ -1,5 +1,3 @@
-"""The observer and the watchdog distinguish running processes and jobs from past ones."""
-
 from __future__ import annotations
 
 import os
@@ -22,7 +20,6 @@ from tests.support.builders.traces import GrowingRun
 
 
 def of_this_host(pid: int, began_ns: int) -> dict[str, Any]:
-    """Returns the metadata of a process of this host whose trace began at the given time."""
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     spaces = {f"{name}_namespace": os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "time")}
     machine = {**metadata()["machine"], "boot_id": boot_id, **spaces}
@@ -41,14 +38,13 @@ def test_a_running_process_is_distinguished_from_one_that_reuses_its_pid() -> No
     assert process is not None
     assert process.cpu_s > 0
     assert process.resident_bytes > 1_000_000
-    old = of_this_host(os.getpid(), 1)  # before this process began
+    old = of_this_host(os.getpid(), 1)  # The trace began before this process.
     assert rank_process(here, {**mine, **old}) == (None, False)
     assert rank_process(here, {**mine, "pid": 2**22 + 1}) == (None, False)
-    assert rank_process(here, metadata()) == (None, None)  # a process of another host
+    assert rank_process(here, metadata()) == (None, None)
 
 
 def write_job(directory: Path, world_size: int, age_s: float, **changes: Any) -> None:
-    """Writes a job whose traces were last modified ``age_s`` seconds ago."""
     ranks = ranks_of(world_size, 12)
     for rank in ranks:
         rank.metadata.update(changes)
@@ -97,7 +93,7 @@ def test_a_job_of_another_host_is_followed_while_it_writes(tmp_path: Path) -> No
 def test_a_job_that_died_before_the_watchdog_started_is_no_hang(
     reused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reused pid means that the rank has died; a rank that still runs hangs."""
+    """A reused process ID means that the rank has died."""
     monkeypatch.setattr(py_spy, "find_py_spy", lambda: None)
     began_ns = 1 if reused else time.monotonic_ns()
     write_job(tmp_path, 1, 0, **of_this_host(os.getpid(), began_ns))

@@ -1,5 +1,3 @@
-"""The task that has py-spy sample the ranks, tested with a stand-in for py-spy."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -24,7 +22,6 @@ def feed(rank: int, step: int = 3, state: str = "running", attempt: int = 0) -> 
 
 
 def sample(place: Path, monkeypatch: pytest.MonkeyPatch, does: str, *looks: list[Any]) -> str:
-    """Runs the task with a fake py-spy; returns its log after these looks and its end."""
     program = place / "py-spy"
     program.write_text(f"#!/bin/sh\n{does}")
     program.chmod(0o755)

@@ -1,5 +1,3 @@
-"""A running job whose recording is switched off, and on again, is not reported as a hang."""
-
 from __future__ import annotations
 
 import json
@@ -24,14 +22,12 @@ from tests.support.builders.traces import MS, GrowingRun, Rank, summary
 
 SECOND = 1_000 * MS
 STEP = 100 * MS
-#: Two ranks record 20 steps of 100 ms and half of another one, and again 20 a minute later.
+#: The ranks record 20 steps, and 20 more steps a minute later.
 STEPS = 20
 LATER = 60 * SECOND
 
 
 class Job:
-    """Two ranks of this host, which a watchdog with a threshold of 5 s watches."""
-
     def __init__(self, directory: Path, begin_ns: int) -> None:
         self.begin_ns = begin_ns
         self.directory = directory
@@ -42,7 +38,7 @@ class Job:
 
     def _rank(self, number: int) -> Rank:
         here = Here()
-        # The clock of this process, which began after the first records.
+        # The trace must begin after this process did, or the process ID would count as reused.
         clock = {"source": "x", "monotonic_ns": time.monotonic_ns(), "realtime_ns": 0}
         rank = Rank(number, 2, pid=os.getpid(), clock=clock, ring_prefix="")
         rank.metadata["machine"].update(
@@ -54,14 +50,12 @@ class Job:
                 rank.step(at_ns, at_ns + STEP)
                 rank.phase(Phase.OPTIMIZER, at_ns + 80 * MS, at_ns + 99 * MS)
                 rank.collective(first_seq + step, at_ns + 10 * MS, at_ns + 20 * MS, bytes=100)
-        # The end of this one is not recorded, as recording is switched off.
         rank.collective(STEPS, self.begin_ns + STEPS * STEP + 10 * MS, 0, bytes=100)
-        if number == 0:  # rank 1 does not arrive at this one
+        if number == 0:
             rank.collective(500 + STEPS, self.begin_ns + LATER + STEPS * STEP + 10 * MS, 0)
         return rank
 
     def switch(self, on: bool, at_ns: int, *ranks: int) -> None:
-        """Writes the metadata that these ranks, or all, write when recording is switched."""
         state = {"capture_state": {"recording": on, "monotonic_ns": self.begin_ns + at_ns}}
         self.append(trace_bytes.document(trace_bytes.METADATA_BLOCK, state), *ranks)
 
@@ -71,7 +65,6 @@ class Job:
                 file.write(data)
 
     def hang(self, at_ns: int) -> str:
-        """Runs the watchdog; returns the sentence on the accused ranks, empty without a hang."""
         for feed in self.feeds:
             feed.poll()
         self.task.poll(self.feeds, self.begin_ns + at_ns)
@@ -82,7 +75,6 @@ class Job:
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setattr(py_spy, "find_py_spy", lambda: None)
-    # All records lie in the past, on the clock that the ranks share with this process.
     return Job(tmp_path, time.monotonic_ns() - 100 * SECOND)
 
 
@@ -91,7 +83,7 @@ def test_a_job_with_recording_switched_off_is_no_hang(job: Job) -> None:
     assert not job.hang(3 * SECOND)
     job.switch(False, 3 * SECOND)
     assert not job.hang(50 * SECOND)
-    job.switch(True, 59 * SECOND)  # no operation is known to be pending
+    job.switch(True, 59 * SECOND)
     assert not job.hang(60 * SECOND)
     job.run.until(job.begin_ns + 100 * SECOND)
     assert not job.hang(63 * SECOND)
@@ -148,7 +140,7 @@ def test_the_python_capture_tells_that_recording_is_off_for_half_a_second(
     now_ns = 1 * SECOND
     monkeypatch.setattr(PythonRecorder, "now_ns", staticmethod(lambda: now_ns))
     recorder, path = PythonRecorder(), tmp_path / "rank_0.trace"
-    hour_ms = 3_600_000  # only the test flushes
+    hour_ms = 3_600_000
     recorder.start(str(path), "", json.dumps(trace_bytes.metadata()), 1, flush_interval_ms=hour_ms)
     told: list[object] = []
     with TraceTail(path) as tail:

@@ -1,7 +1,4 @@
-"""Traces of Ascend's profiler: collectives, compute and copies of an NPU; traces of other programs.
-
-The host is written as torch writes it, with times in quotes; what ran on the NPU has no category.
-"""
+"""Events of the host have times in quotes, as torch writes them; NPU events have no category."""
 
 from __future__ import annotations
 
@@ -19,7 +16,6 @@ from commprof.recordings.profiler_scan import TraceScanner
 
 Event = dict[str, Any]
 PROCESSES = {1: "Python", 2: "Ascend Hardware", 3: "HCCL", 4: "Overlap Analysis", 5: "CANN"}
-#: µs since 1970 at which a step begins.
 BASE_US = 1736408883688177
 STEPS = 3
 
@@ -34,7 +30,7 @@ def on_host(name: str, begin_us: int, dur_us: float) -> Event:
 
 
 def npu_events(groups: str = "HCCL") -> list[Event]:
-    """Steps of 1000 µs: compute to 400, an all-reduce from 300 to 800, two copies from 850 on."""
+    """Each step computes until 400 µs, has an all-reduce from 300 µs to 800 µs, and then copies."""
     names = {**PROCESSES, 3: groups}
     found: list[Event] = [
         {"name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}, "ph": "M"}
@@ -81,14 +77,13 @@ def test_time_of_an_npu_is_split(
     found = figures(path, capsys)
     parts = found["parts"]
     assert parts["unphased_compute_ms"] == pytest.approx(0.4)
-    assert parts["exposed_ms"] == pytest.approx(0.4)  # 400 to 800
+    assert parts["exposed_ms"] == pytest.approx(0.4)
     assert parts["copies_ms"] == pytest.approx(0.07)
     assert parts["idle_ms"] == pytest.approx(0.13)
     (collective,) = found["collectives"]
     assert (collective["op"], collective["dtype"]) == ("all_reduce", "Float")
     assert (collective["size_bytes"], collective["calls_per_step"]) == ([1_000_000] * 2, 1)
     assert collective["duration"]["median_ms"] == pytest.approx(0.5)
-    # Nothing tells how many ranks there are.
     assert (collective["group_size"], collective["busbw_gb_per_s"]) == (None, None)
 
 
@@ -105,7 +100,7 @@ def test_two_npus_of_a_job_are_not_all_its_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_told", [True, False])
 def test_the_host_in_a_folder_of_ascend_is_no_rank(tmp_path: Path, is_told: bool) -> None:
-    """Two NPUs of the host "job-worker-0"; the profiler writes their ranks beside the traces."""
+    """The profiler writes the rank into the name of a file beside the trace."""
     for process, rank in ((1111, 6), (1112, 5)):
         folder = tmp_path / f"job-worker-0_{process}_20251130101112123_ascend_pt"
         write(folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json", npu_events())
@@ -154,7 +149,7 @@ def test_times_since_1970_are_read_to_the_ns(scanner: Any) -> None:
     )
     found = read_events(io.BytesIO(f'{{"traceEvents": [{events}]}}'.encode()), scanner())
     begins = [begin - us * 1000 for begin in found.kernels.begin_ns]
-    assert begins == [930, 931, 932, 934, 934, 0]  # a half becomes even
+    assert begins == [930, 931, 932, 934, 934, 0]  # A half is rounded to an even number.
     ends = [
         end - begin for begin, end in zip(found.kernels.begin_ns, found.kernels.end_ns, strict=True)
     ]

@@ -1,5 +1,3 @@
-"""Offsets of clocks by the ends of shared collectives: the tree of ranks, medians and quantiles."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -20,7 +18,7 @@ def test_quantiles_of_columns_are_those_of_numpy(seed: int) -> None:
 
 
 def test_each_rank_is_joined_to_the_one_with_which_it_shares_most() -> None:
-    # Rank 3 shares two collectives with rank 2 and one with rank 0; rank 1 one with rank 0.
+    # Rank 3 shares two collectives with rank 2 and one with rank 0; rank 1 shares one with rank 0.
     present = np.array(
         [[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 0], [0, 0, 1, 1], [0, 0, 1, 1], [1, 0, 0, 1]], bool
     )
@@ -39,7 +37,7 @@ def test_offsets_add_up_along_the_tree() -> None:
 
 
 def test_a_clock_is_named_that_ran_otherwise_than_most() -> None:
-    # Rank 2's clock gains a tenth, rank 1's 100 ppm; rank 3 shares no collective with rank 0.
+    # Rank 2's clock gains 10 %, and rank 1's 100 ppm. Rank 3 shares no collective with rank 0.
     at = np.arange(1, 41) * 100_000_000
     end_ns = np.stack([at, at + at // 10_000, at + at // 10, at], axis=1)
     end_ns[:20, 3], end_ns[20:, 0] = 0, 0
@@ -52,15 +50,15 @@ def test_a_clock_is_named_that_ran_otherwise_than_most() -> None:
 
 
 def test_few_or_close_ends_tell_no_rate() -> None:
-    at = np.arange(1, 16) * 100_000_000  # a collective less than a window needs
+    at = np.arange(1, 16) * 100_000_000
     assert _rates(np.stack([at, 2 * at], axis=1), [(1, 0)]).tolist() == [1, 1]
-    at = np.arange(1, 41) * 100_000  # gains 5 % of 4 ms
+    at = np.arange(1, 41) * 100_000
     assert _rates(np.stack([at, at + at // 20], axis=1), [(1, 0)]).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("place", [0, -1])
 def test_one_end_of_a_thread_without_a_core_is_no_stepped_clock(place: int) -> None:
-    at = np.arange(1, 41) * 50_000_000  # 2 s
+    at = np.arange(1, 41) * 50_000_000
     other = at.copy()
     other[place] += 30_000_000
     assert _rates(np.stack([at, other], axis=1), [(1, 0)]).tolist() == [1, 1]

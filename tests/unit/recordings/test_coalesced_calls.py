@@ -1,8 +1,6 @@
-"""Kernels of one group of NCCL that serve several calls of c10d.
+"""The events have the order that torch 2.13 writes (``ProcessGroupNCCL::endCoalescing``).
 
-The events have the order and nesting that torch 2.13 writes (``ProcessGroupNCCL::endCoalescing``):
-each call's operator ends before the range that ends the group, and the group's kernels, launched in
-that range, name none of them.
+Each call's operator ends before the range that ends the group. The group's kernels name no call.
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ def operator(name: str, begin_us: float, end_us: float, **args: object) -> Event
 
 
 def call(op: str, at_us: float, seq: int, elements: int, **args: object) -> list[Event]:
-    """The host's events of a call, which take 10 µs."""
     name = NAMES[op][0]
     told = {
         **{"Collective name": name, "dtype": "Float", "Group size": 2, "Seq": seq},
@@ -50,7 +47,6 @@ def launch(at_us: float, correlation: int) -> Event:
 
 
 def group_end(at_us: float, *correlations: int) -> list[Event]:
-    """The range that ends a group, with the launches of its kernels."""
     launches = [launch(at_us + 2 + at, number) for at, number in enumerate(correlations)]
     return [annotation("nccl:coalesced", at_us, at_us + 10), *launches]
 
@@ -96,13 +92,12 @@ ALONE = {
 
 
 def before_a_group() -> list[Event]:
-    """A call of 8 kB that has a kernel of its own."""
     own = ran("all_reduce", 1100, 1140, 11, **ALONE)
     return [*call("all_reduce", 1010, 6, 2000), launch(1014, 11), own]
 
 
 def test_a_kernel_of_several_all_reduces_has_their_bytes_and_its_own_time(tmp_path: Path) -> None:
-    """Calls of 1, 2 and 5 kB; c10d gives the first its number, and the others the next."""
+    """c10d gives the first call of a group its own number, and all other calls the next number."""
 
     def of_rank(late_us: float) -> list[Event]:
         return in_both_steps(
@@ -125,7 +120,7 @@ def test_a_kernel_of_several_all_reduces_has_their_bytes_and_its_own_time(tmp_pa
     assert group["transfer"] == pytest.approx({"median_ms": 0.04, "p95_ms": 0.04})
     assert group["exposed_ms"] == pytest.approx(0.07)
     parts = analyse_in_detail(path)[0].worlds[0].parts
-    assert parts.exposed_ms == pytest.approx(0.11)  # 40 us before the group, 70 us of its kernel
+    assert parts.exposed_ms == pytest.approx(0.11)
 
 
 Row = tuple[str, str, int | None, int]
@@ -134,7 +129,7 @@ Row = tuple[str, str, int | None, int]
 @pytest.mark.parametrize(
     ("events", "row"),
     [
-        # batch_isend_irecv: each way counts once, as in nccl-tests
+        # batch_isend_irecv counts each direction once, as nccl-tests do.
         (
             [
                 *call("send", 1030, 3, 250, **{"Dst Rank": 1}),
@@ -144,7 +139,6 @@ Row = tuple[str, str, int | None, int]
             ],
             ("other", "0", 2000, 1),
         ),
-        # two kernels of one group are one collective
         (
             [
                 *call("all_reduce", 1030, 7, 250),
@@ -154,7 +148,6 @@ Row = tuple[str, str, int | None, int]
             ],
             ("all_reduce_coalesced", "0", 2000, 1),
         ),
-        # a group of one call
         (
             [
                 *call("broadcast", 1030, 7, 250),
@@ -162,7 +155,7 @@ Row = tuple[str, str, int | None, int]
             ],
             ("broadcast", "0", 1000, 1),
         ),
-        # a mixture has no size, and the kernel's name tells the operation
+        # A mixture of operations has no size; the kernel's name gives the operation.
         (
             [
                 *(*call("broadcast", 1030, 7, 250), *call("all_reduce", 1045, 8, 500)),
@@ -170,7 +163,6 @@ Row = tuple[str, str, int | None, int]
             ],
             ("broadcast", "0", None, 1),
         ),
-        # one call whose type is not known
         (
             [
                 *call("all_reduce", 1030, 7, 250),
@@ -179,7 +171,6 @@ Row = tuple[str, str, int | None, int]
             ],
             ("all_reduce_coalesced", "0", None, 1),
         ),
-        # no operator tells what the group's kernel serves
         (
             [*group_end(1080, 12), ran("all_reduce", 1200, 1300, 12)],
             ("all_reduce", "unnamed", None, 1),
@@ -200,9 +191,9 @@ def test_size_and_process_group_of_a_kernel_are_those_of_its_calls(
 
 
 def test_calls_belong_to_the_group_that_ends_after_them(tmp_path: Path) -> None:
-    """Also where the calls have no numbers, as before torch 2.12, and a kernel was not recorded."""
+    """Before torch 2.12 calls have no numbers."""
     events = [
-        *(*call("all_reduce", 1010, 1, 8000), launch(1014, 11)),  # whose kernel was lost
+        *(*call("all_reduce", 1010, 1, 8000), launch(1014, 11)),  # This kernel was lost.
         *(*call("all_reduce", 1030, 2, 100), *call("all_reduce", 1045, 3, 200)),
         *(*group_end(1060, 12), ran("all_reduce", 1200, 1300, 12)),
         *(*call("all_reduce", 1080, 4, 1000), *call("all_reduce", 1095, 5, 2000)),

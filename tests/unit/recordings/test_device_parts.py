@@ -1,5 +1,3 @@
-"""The time of a GPU is communication, compute with or without a known phase, copies, or idle."""
-
 from __future__ import annotations
 
 import csv
@@ -25,7 +23,6 @@ from tests.support.builders.profiler_traces import (
     write,
 )
 
-#: Parts of a step that add up to it.
 PARTS = (
     "data",
     "forward",
@@ -43,7 +40,6 @@ def copy(name: str, begin_us: float, end_us: float, category: str = "gpu_memcpy"
 
 
 def launched(name: str, begin_us: float, end_us: float, at_us: float, number: int) -> list[Event]:
-    """Returns a kernel and its launch at ``at_us``, by the first thread."""
     launch = {**annotation("cudaLaunchKernel", at_us, at_us + 1), "cat": "cuda_runtime"}
     return [
         {**launch, "args": {"correlation": number}},
@@ -52,7 +48,6 @@ def launched(name: str, begin_us: float, end_us: float, at_us: float, number: in
 
 
 def mixed(steps: int = 3) -> list[Event]:
-    """Steps of 1000 µs with every part; the parts are listed in ``EXPECTED_MS``."""
     events = []
     for step in range(steps):
         at, number = 5e9 + 1000 * step, 100 * step
@@ -60,13 +55,13 @@ def mixed(steps: int = 3) -> list[Event]:
             annotation(f"ProfilerStep#{step}", at, at + 1000),
             annotation("## forward ##", at + 1, at + 10),
             annotation("Optimizer.step#SGD.step", at + 30, at + 40),
-            *launched("gemm", at + 100, at + 300, at + 2, number + 1),  # forward
-            *launched("gemm", at + 250, at + 400, at + 20, number + 2),  # no phase: 300 to 400
-            all_reduce(at + 350, at + 600, seq=step),  # exposed: 400 to 450 and 500 to 600
-            copy("Memcpy DtoD (Device -> Device)", at + 450, at + 500),  # hides communication
-            copy("Memcpy HtoD (Pinned -> Device)", at + 550, at + 650),  # alone: 600 to 650
-            copy("Memset (Device)", at + 640, at + 680, "gpu_memset"),  # alone: 650 to 680
-            *launched("adam", at + 670, at + 700, at + 31, number + 3),  # optimizer
+            *launched("gemm", at + 100, at + 300, at + 2, number + 1),
+            *launched("gemm", at + 250, at + 400, at + 20, number + 2),
+            all_reduce(at + 350, at + 600, seq=step),
+            copy("Memcpy DtoD (Device -> Device)", at + 450, at + 500),
+            copy("Memcpy HtoD (Pinned -> Device)", at + 550, at + 650),
+            copy("Memset (Device)", at + 640, at + 680, "gpu_memset"),
+            *launched("adam", at + 670, at + 700, at + 31, number + 3),
             copy("Memcpy PtoP (Device -> Device)", at + 800, at + 850),
         ]
     return events
@@ -136,7 +131,6 @@ def test_copies_are_copies_whatever_they_are_recorded_as(
 def test_devices_of_all_kinds_have_these_parts(
     tmp_path: Path, runtime: str, launch: str, backend: str, named: bool
 ) -> None:
-    """Kernels of a backend outside of torch are known by the range that launched them."""
     name = "ncclDevKernel_AllReduce(x)" if backend == "nccl" else "oneccl_allreduce(x)"
     name = name if backend in ("nccl", "xccl") else "Kernel_0x7f3"
     events = []
@@ -221,7 +215,6 @@ def said_of(tmp_path: Path, events: list[Event]) -> Any:
 
 
 def busy_step(busy_us: float, phase: str, steps: int = 4) -> list[Event]:
-    """Steps of 1000 µs with a kernel of ``busy_us``, in a phase if one is named."""
     events = []
     for step in range(steps):
         at = 5e9 + 1000 * step
@@ -271,7 +264,7 @@ def test_the_kind_of_a_copy_may_be_an_argument(
     tmp_path: Path, kind: str, hides: bool, indent: int | None
 ) -> None:
     copied = copy("Memcpy", 300, 500)
-    copied["args"]["copy kind"] = kind  # as torch 2.13's own recorder over CUPTI writes it
+    copied["args"]["copy kind"] = kind  # torch 2.13's recorder over CUPTI writes this argument
     begin = {key: value for key, value in copied.items() if key != "dur"}
     end = {"ph": "E", "pid": copied["pid"], "tid": copied["tid"], "ts": 500}
     for name, of_copy in (("whole", [copied]), ("halves", [{**begin, "ph": "B"}, end])):
@@ -294,7 +287,6 @@ def test_copies_can_bound_a_step(tmp_path: Path) -> None:
 
 
 def test_a_late_rank_whose_compute_has_no_phase_is_not_late_in_a_phase(tmp_path: Path) -> None:
-    """Rank 1's kernel before the all-reduce is longer, and nothing tells its phase."""
     ranks = [document(rank_events(rank, steps=30), rank) for rank in (0, 1)]
     result, _ = analyse_in_detail(write(tmp_path / "job", ranks))
     late = result.worlds[0].lateness.late_rank
@@ -327,7 +319,6 @@ def test_a_recording_of_the_host_has_no_parts_of_a_gpu(tmp_path: Path) -> None:
 def test_a_collective_belongs_to_the_phase_that_launched_it(
     tmp_path: Path, range_name: str, phase: str
 ) -> None:
-    """Its kernel may begin when nothing else runs, or beside a kernel of another phase."""
     events = []
     for step in range(3):
         at, number = 5e9 + 1000 * step, 10 * step

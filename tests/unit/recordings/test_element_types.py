@@ -1,5 +1,3 @@
-"""Types of elements by the names that torch, Python and NCCL give them."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -32,14 +30,12 @@ def test_a_type_has_one_name_and_one_size(name: str, named: str, size: int) -> N
 
 
 def test_annotations_of_graphs_name_types_as_python_does() -> None:
-    """torch's annotations of CUDA graphs hold the name of the tensor's type, as a text."""
     told = {"In msg nelems": "1000", "Out msg nelems": "1000", "Group size": "2"}
     call = described("allreduce", {**told, "dtype": "bfloat16"}, 2)
     assert (call.dtype, call.bytes_in, call.bytes_out) == ("BFloat16", 2000, 2000)
 
 
 def test_dumps_of_the_recorder_over_cupti_have_sizes(tmp_path: Path) -> None:
-    """Its entries name types as NCCL or Python do, and its files begin with comm_lib_trace."""
     waits = entry("0", 2, dtype="ncclFloat32", count=1000)
     other = entry("0", 2, dtype="torch.float32", count=500)
     folder = write_dumps(tmp_path / "dumps", *(dump({"0": [0, 1]}, one) for one in (waits, other)))

@@ -1,5 +1,3 @@
-"""Flight Recorder dumps: ranks that hang, ranks that wait for them, damaged and hostile files."""
-
 from __future__ import annotations
 
 import os
@@ -25,7 +23,7 @@ from tests.support.builders.flight_dumps import dump, entry, write_dumps
 
 ALL = {"0": [0, 1, 2]}
 _PLACES = [place / "shared/data/flight_recorder" for place in Path(__file__).parents[4:6]]
-#: Recordings next to the repository, or next to the folder that holds its worktrees.
+#: ``shared`` lies beside the repository, or beside the folder that holds all worktrees.
 DATA = next((place for place in _PLACES if place.exists()), _PLACES[0])
 
 
@@ -51,7 +49,6 @@ def test_the_rank_that_did_not_arrive_is_the_culprit(tmp_path: Path, as_json: bo
 
 
 def test_many_ranks_are_named_by_ranges(tmp_path: Path) -> None:
-    """Rank 0 of 300 waits; ranks 1 to 127 did not arrive; the others left no dump."""
     everyone = {"0": list(range(300))}
     done = entry("0", 1, state="completed")
     idle = [dump(everyone, done)] * 127
@@ -69,7 +66,6 @@ def test_many_ranks_are_named_by_ranges(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("of_rank_0", "of_rank_1", "where"),
     [
-        # A message alone, as in a pipeline; and two groups, each the oldest of one rank.
         (["send 0->1"], ["recv 1<-0"], "group '1'; which ranks belong to this group is"),
         (["1", "2"], ["2", "1"], "group '1' and group '2'; which ranks belong to these groups is"),
     ],
@@ -89,7 +85,6 @@ def test_ranks_that_wait_in_groups_without_a_list_of_ranks_are_told(
 
 
 def _pending(what: str, at: int) -> dict[str, Any]:
-    """Returns a pending message of group "1", or the first all_reduce of the group named."""
     return entry("1", 0, what, at=at) if " " in what else entry(what, 0, at=at)
 
 
@@ -118,7 +113,7 @@ def test_a_rank_that_has_not_completed_what_others_have_is_the_culprit(
     write_dumps(tmp_path, dump(ALL, done, next_one), behind, dump(ALL, done, next_one))
     found = diagnosis(tmp_path)
     assert culprits(found) == ("behind", [1])
-    # The root of a broadcast may complete before other ranks arrive: that accuses no rank.
+    # The root of a broadcast may complete before the other ranks arrive.
     done, begun = entry("0", 1, "broadcast", "completed"), entry("0", 1, "broadcast")
     write_dumps(tmp_path, dump(ALL, done), dump(ALL, begun), dump(ALL, begun))
     assert culprits(diagnosis(tmp_path)) == ("arrived", [])
@@ -128,7 +123,6 @@ def test_ranks_that_use_groups_in_different_order_are_a_circle(tmp_path: Path) -
     groups = {"1": [0, 1], "2": [0, 1]}
     write_dumps(tmp_path, dump(groups, entry("1", 1)), dump(groups, entry("2", 1)))
     assert culprits(diagnosis(tmp_path)) == ("circle", [0, 1])
-    # Rank 3 waits for rank 2, and rank 2 for the circle.
     groups |= {"3": [0, 2], "4": [2, 3]}
     others = dump(groups, entry("3", 1)), dump(groups, entry("4", 1))
     write_dumps(tmp_path, dump(groups, entry("1", 1)), dump(groups, entry("2", 1)), *others)
@@ -154,7 +148,7 @@ def test_ranks_with_mismatched_operations_are_named(
 
 
 def gloo(*entries: dict[str, Any]) -> dict[str, Any]:
-    """Returns a dump of gloo, which names no ranks of groups; each entry has a line of its own."""
+    """Dumps of gloo do not list the ranks of groups."""
     frames = [
         {"name": "step", "filename": "/home/me/train.py", "line": 10 + one["op_id"]}
         for one in entries
@@ -224,7 +218,6 @@ def test_a_rank_without_a_dump_is_the_culprit_if_no_other_rank_is(tmp_path: Path
     found = diagnosis(tmp_path)
     assert (culprits(found), found.read.missing) == (("undumped", [2]), (2,))
     assert found.victims == (0, 1)
-    # Rank 0 is accused, because it waits for no rank. Rank 2's operations are unknown.
     write_dumps(tmp_path, dump(groups), waits, None)
     write_dumps(tmp_path, dump(groups), dump(groups, entry("1", 2)), None)
     assert culprits(diagnosis(tmp_path)) == ("absent", [0])
@@ -237,7 +230,6 @@ def test_a_rank_whose_device_has_not_begun_is_the_culprit(tmp_path: Path) -> Non
     assert culprits(found) == ("behind", [2])
     assert found.culprits[0].why.startswith("rank 2 has not begun all_reduce number 2")
     assert found.groups[0].started == {0: 2, 1: 2}
-    # If no rank shows a start, starts of operations are not recorded.
     write_dumps(tmp_path, waits, waits, waits)
     found = diagnosis(tmp_path)
     assert culprits(found) == ("arrived", [])
@@ -247,7 +239,6 @@ def test_a_rank_whose_device_has_not_begun_is_the_culprit(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("done", "shown"),
     [
-        # A completed operation has started, if the dump has its start.
         ({"time_discovered_started_ns": 5}, "2: 0,1; 1: 2 2: 0,1; 1: 2 1 "),
         ({}, "2: 0,1; 1: 2 2: 0,1 1 "),
     ],
@@ -255,7 +246,6 @@ def test_a_rank_whose_device_has_not_begun_is_the_culprit(tmp_path: Path) -> Non
 def test_a_start_is_that_of_the_ranks_that_recorded_it(
     tmp_path: Path, done: dict[str, Any], shown: str
 ) -> None:
-    """Ranks 0 and 1 have begun the collective at which rank 2 did not arrive."""
     before = entry("0", 1, state="completed") | done
     begun = entry("0", 2, state="started") | {"time_discovered_started_ns": 9}
     write_dumps(tmp_path, *(dump(ALL, before, *late) for late in ((begun,), (begun,), ())))
@@ -282,7 +272,7 @@ def test_coalesced_operations_have_the_state_of_their_launch(
     late = dump(pair)
     write_dumps(tmp_path, dump(pair, *parts, whole), late)
     assert culprits(diagnosis(tmp_path)) == ("absent", [1])
-    # The launch has completed, so a dump of active entries leaves it out.
+    # If a dump holds active entries only, a completed launch is not in it.
     write_dumps(tmp_path, dump(pair, *parts), late)
     assert culprits(diagnosis(tmp_path)) == ("none", [])
 
@@ -291,7 +281,7 @@ def test_many_pending_operations_are_diagnosed_within_the_time_limit(tmp_path: P
     ranks = {"0": [*range(16)]}
     pending = [entry("0", seq) for seq in range(1000)]
     write_dumps(tmp_path, *[dump(ranks, *pending)] * 16)
-    begin = time.process_time()  # other processes use the machine too
+    begin = time.process_time()
     found = diagnosis(tmp_path)
     assert time.process_time() - begin < 3
     assert found.groups[0].completed == dict.fromkeys(range(16), -1)
@@ -313,7 +303,7 @@ def test_the_ranks_of_a_pending_collective_are_compared_once_for_all_that_wait(
     write_dumps(tmp_path, *[waiting] * 31, dump(ranks))
     found = diagnosis(tmp_path)
     assert (culprits(found), found.victims) == (("absent", [31]), (*range(31),))
-    assert len(compared) < 32 * (20 + 32)  # not 32 * 32 * 20
+    assert len(compared) < 32 * (20 + 32)
 
 
 def test_dumps_without_a_pending_operation_show_no_hang(tmp_path: Path) -> None:
@@ -332,8 +322,6 @@ def test_exactly_the_ranks_with_injected_faults_of_a_real_job_are_named(name: st
 
 
 class _Hostile:
-    """Object that creates a directory when its pickle is loaded."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -342,7 +330,6 @@ class _Hostile:
 
 
 def refusal(folder: Path) -> str:
-    """Returns why the dump cannot be read; if it can, diagnoses it and returns an empty text."""
     try:
         read_dumps(folder)
     except TraceError as error:
@@ -357,7 +344,7 @@ def test_damaged_dumps_are_refused_in_one_line_and_run_no_code(tmp_path: Path) -
     trap = tmp_path / "trap"
     hostile = pickle.dumps(value | {"entries": [_Hostile(trap)]}, protocol=2)
     whole = [pickle.dumps(value, protocol=protocol) for protocol in (2, 4)]
-    whole.append(repr(value).replace("'", '"').encode())  # not JSON, but similar
+    whole.append(repr(value).replace("'", '"').encode())
     chosen = random.Random(26)
     refused = 0
     for number in range(500):
@@ -367,7 +354,7 @@ def test_damaged_dumps_are_refused_in_one_line_and_run_no_code(tmp_path: Path) -
         if number % 3 == 0:
             del data[chosen.randrange(100, len(data)) :]
         if number % 7 == 0:
-            # Instructions that import, call, and store at index 2**32 - 1.
+            # These pickle instructions import, call, or store at index 2**32 - 1.
             at = chosen.randrange(2, len(data))
             data[at:at] = chosen.choice((b"cos\nsystem\n", b"R", b"r\xff\xff\xff\xff", b"\x93"))
         (tmp_path / "dump_0").write_bytes(data)
@@ -387,11 +374,6 @@ def test_a_pickle_of_more_than_plain_values_is_refused(tmp_path: Path) -> None:
 
 
 def pipelines(folder: Path, size: int, stages: int, late: int) -> Path:
-    """Writes dumps of pipelines in which each stage waits for the next one.
-
-    The last stages meet in an all-reduce of group 900, at which the pipeline ``late`` does not
-    arrive.
-    """
     lines = size // stages
     dumps = []
     for rank in range(size):
@@ -429,7 +411,6 @@ def test_a_hang_of_1024_ranks_is_told_on_a_screen(tmp_path: Path, width: int) ->
 
 
 def test_many_culprits_in_groups_of_their_own_share_a_sentence(tmp_path: Path) -> None:
-    """In each of 32 groups of four ranks the second one does not arrive."""
     dumps = []
     for rank in range(128):
         group, place = divmod(rank, 4)

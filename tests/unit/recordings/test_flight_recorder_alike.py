@@ -1,5 +1,3 @@
-"""Entries of dumps that are equal but for integers get the same number, in C++ as in Python."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -16,7 +14,6 @@ FRAME = {"name": "step", "filename": "/home/a/train.py", "line": 7}
 
 
 def varied() -> list[Any]:
-    """Entries that differ in one value each, and repeat."""
     plain = entry("0", 4, at=9)
     others: list[dict[str, Any]] = [
         {"frames": [FRAME, FRAME]},
@@ -53,8 +50,7 @@ def test_numbers_and_integers_are_those_of_python() -> None:
     assert not isinstance(alike_entries(), AlikeInPython)
     assert numbers.tolist() == in_python.tolist()
     assert integers.tolist() == integers_in_python.tolist()
-    # Eight entries are like others: they differ from these only in integers, in ignored keys, or in
-    # a time of which only counts whether it is set.
+    # Eight entries count as equal to others, because their differences are not compared.
     assert numbers.max() + 1 == len(varied()) // 2 + 1 - 8
     row = dict(zip(INTEGERS, integers[0].tolist(), strict=True))
     assert row["collective_seq_id"] == 5
@@ -96,7 +92,7 @@ def test_a_text_of_digits_and_a_record_stand_for_number_and_time(tmp_path: Path)
 
 
 def test_ranks_of_a_group_are_kept_once_for_all_dumps(tmp_path: Path) -> None:
-    """One list for each dump would need memory that grows with the square of the ranks' number."""
+    """With a list for each dump, memory would grow with the square of the number of ranks."""
     dumps = [dump({"0": [0, 1, 2]}, entry("0", 0)) for _ in range(3)]
     found, _ = flight_recorder.read_dumps(write_dumps(tmp_path / "dumps", *dumps))
     assert found[0].members["0"] == (0, 1, 2)

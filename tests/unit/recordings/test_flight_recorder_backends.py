@@ -1,7 +1,7 @@
-"""Dumps of each kind of backend: what a retired entry, a start and a message from any rank mean.
+"""The values come from dumps that torch 2.13.0 and 2.15.0 wrote.
 
-The values are those of dumps that torch 2.13.0 and 2.15.0 wrote; ``FlightRecorderHook`` of 2.15
-retires the operations of a backend that reports no completion when they have been issued.
+In torch 2.15, ``FlightRecorderHook`` retires an issued operation at once if its backend reports no
+completions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ Value = dict[str, Any]
 
 
 def hooked(*entries: Value, **changes: Any) -> Value:
-    """Returns a dump of torch 2.15's hook."""
     value = dump(PAIR, *entries) | {"version": "2.10", "comm_lib_version": ""}
     issued = {"last_enqueued_collective": len(entries) - 1, "last_started_collective": -1}
     value["pg_status"] = {"0": {**issued, "last_completed_collective": -1}}
@@ -30,12 +29,10 @@ def hooked(*entries: Value, **changes: Any) -> Value:
 
 
 def issued(seq: int, op: str = "all_reduce", backend: str = "commprof") -> Value:
-    """Returns an entry that was retired when the operation had been issued."""
     return entry("0", seq, op, backend=backend) | {"retired": True}
 
 
 def ended(seq: int, op: str = "all_reduce", backend: str = "nccl") -> Value:
-    """Returns an entry of a backend that reports completions, and its start."""
     done = entry("0", seq, op, "completed", backend=backend)
     return done | {"time_discovered_started_ns": 5, "time_discovered_completed_ns": 6}
 
@@ -46,7 +43,6 @@ def diagnosed(folder: Path, *dumps: Value | None) -> Diagnosis:
 
 @pytest.mark.parametrize("backend", ["commprof", "ucc", "mpi", "nccl", "c10d"])
 def test_operations_whose_end_nobody_reports_accuse_nobody(tmp_path: Path, backend: str) -> None:
-    """NCCL's newer backend shares a hook with a group's first backend, which may report no end."""
     first = [issued(seq, backend=backend) for seq in range(3)]
     sent = hooked(*first, issued(1, "send 0->1", backend))
     received = hooked(*first, issued(1, "recv 1<-?", backend))
@@ -70,7 +66,6 @@ def test_a_rank_that_issued_fewer_operations_is_no_culprit_if_none_is_known_to_p
 
 
 def test_an_operation_that_a_hook_has_not_retired_is_pending(tmp_path: Path) -> None:
-    """The operation's issuing call has not returned: rank 0 waits inside the call for rank 1."""
     waits = entry("0", 1, backend="commprof")
     found = diagnosed(tmp_path, hooked(issued(0), waits), hooked(issued(0)))
     assert (found.kind, [one.rank for one in found.culprits]) == ("absent", [1])
@@ -79,7 +74,6 @@ def test_an_operation_that_a_hook_has_not_retired_is_pending(tmp_path: Path) -> 
 
 
 def test_a_backend_that_reports_completions_is_believed(tmp_path: Path) -> None:
-    """torch 2.15's NCCL by its hook: the second all-reduce is pending on rank 0, for rank 1."""
     waits = entry("0", 1)
     found = diagnosed(tmp_path, hooked(ended(0), waits), hooked(ended(0)))
     assert (found.kind, [one.rank for one in found.culprits]) == ("absent", [1])
@@ -94,7 +88,7 @@ def test_what_nccl_retired_without_completion_has_timed_out(
     tmp_path: Path, version: str, library: str
 ) -> None:
     about = {"version": version, "comm_lib_version": library, "pg_status": {}}
-    late = entry("0", 0) | {"retired": True}  # the first operation of the job
+    late = entry("0", 0) | {"retired": True}
     found = diagnosed(tmp_path, hooked(late, **about), hooked(**about))
     assert (found.kind, [one.rank for one in found.culprits]) == ("absent", [1])
 
@@ -105,14 +99,12 @@ def test_what_gloo_retired_has_ended(tmp_path: Path) -> None:
 
 
 def test_a_status_alone_without_any_completion_shows_no_hang(tmp_path: Path) -> None:
-    """If a hook learns of no completions, its dump without entries has only the groups' status."""
     alone = [{**hooked(issued(0)), "entries": []} for _ in range(2)]
     found = diagnosed(tmp_path, *alone)
     assert (found.kind, found.culprits) == ("none", ())
 
 
 def test_nobody_is_known_to_miss_a_message_from_any_rank(tmp_path: Path) -> None:
-    """Rank 1 waits for a message of any rank, and rank 0 sends it one: they match."""
     waits = hooked(ended(0), entry("0", 1, "recv 1<-?"))
     found = diagnosed(tmp_path, hooked(ended(0), entry("0", 1, "send 0->1")), waits)
     assert (found.kind, found.culprits) == ("unmatched", ())
@@ -122,7 +114,7 @@ def test_nobody_is_known_to_miss_a_message_from_any_rank(tmp_path: Path) -> None
 
 
 def test_a_rank_without_timing_is_not_said_to_have_begun_nothing(tmp_path: Path) -> None:
-    """Rank 1 has TORCH_NCCL_ENABLE_TIMING unset: starts of its operations are not recorded."""
+    """Without TORCH_NCCL_ENABLE_TIMING, torch does not record when NCCL's operations start."""
     begun = entry("0", 1, state="started") | {"time_discovered_started_ns": 9}
     timed = dump(PAIR, ended(0), begun)
     untimed = ended(0) | {"time_discovered_started_ns": None}
@@ -134,7 +126,7 @@ def test_a_rank_without_timing_is_not_said_to_have_begun_nothing(tmp_path: Path)
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_collectives_are_numbered_from_0_as_in_traces(tmp_path: Path, first: int) -> None:
-    """c10d counts collectives from 1; a dump that counts from 0 is left as it is."""
+    """c10d counts collectives from 1. The numbers of a dump that counts from 0 stay as they are."""
     numbers = range(first, first + 3)
     entries = [ended(0) | {"collective_seq_id": number} for number in numbers]
     waits = entry("0", 0) | {"collective_seq_id": first + 3}
@@ -144,7 +136,7 @@ def test_collectives_are_numbered_from_0_as_in_traces(tmp_path: Path, first: int
 
 
 def framed(value: Value, line: int) -> Value:
-    """Returns the entry with the stack that Flight Recorder stores, innermost frame first."""
+    """Flight Recorder stores the innermost frame first."""
     library = "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
     frames = [("all_gather", library, 3853), ("exchange", "/home/me/train.py", line)]
     named = [{"name": name, "filename": file, "line": at} for name, file, at in frames]
@@ -157,7 +149,7 @@ def framed(value: Value, line: int) -> Value:
         (["reduce_scatter_single", "wrapper", "reduce_scatter_tensor"], "reduce_scatter_tensor"),
         (["reduce_scatter"], "reduce_scatter"),
         (["all_reduce"], "all_reduce"),
-        ([], "all_reduce"),  # JSON has no stacks
+        ([], "all_reduce"),  # dumps in JSON hold no stacks
     ],
 )
 def test_gloo_records_a_reduce_scatter_as_an_all_reduce_and_the_stack_tells(
@@ -188,7 +180,6 @@ def test_a_mismatch_of_two_ranks_names_both_calls_and_their_lines(tmp_path: Path
 
 
 def test_the_rank_that_differs_from_its_earlier_steps_is_the_culprit(tmp_path: Path) -> None:
-    """A step has all-reduces of 8 and 16 elements; rank 0 leaves out the first one of step 4."""
     steps = [ended(seq) | {"input_sizes": [[8 + 8 * (seq % 2)]]} for seq in range(6)]
     for one in steps:
         one["output_sizes"] = one["input_sizes"]
@@ -202,12 +193,6 @@ def test_the_rank_that_differs_from_its_earlier_steps_is_the_culprit(tmp_path: P
 def test_a_call_left_out_among_calls_that_look_alike_is_found_by_its_line(
     tmp_path: Path, branches: bool
 ) -> None:
-    """A step has three all-reduces that look alike, at lines 1 to 3, and a fourth.
-
-    Rank 1 leaves out the second one of the third step. With ``branches`` it is at another line than
-    rank 0 in the first one of every step.
-    """
-
     def issued_by(rank: int) -> list[Value]:
         places = [(step, line) for step in range(3) for line in range(1, 5)]
         places.remove((2, 2)) if rank == 1 else None

@@ -1,5 +1,3 @@
-"""What a Flight Recorder dump lacks accuses nobody: dropped entries, and groups without names."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -17,15 +15,14 @@ PAIR = {"0": [0, 1]}
 @pytest.mark.parametrize(
     ("first", "begins", "kind", "accused"),
     [
-        (0, 90, "absent", [1]),  # the whole recording: rank 1 never sent
-        (7, 10, "absent", [1]),  # its buffer reaches back to before rank 0 waited
-        (7, 90, "unmatched", []),  # what rank 1 did while rank 0 waited was dropped
+        (0, 90, "absent", [1]),
+        (7, 10, "absent", [1]),  # entries were dropped only before rank 0 began to wait
+        (7, 90, "unmatched", []),  # the send may be among the dropped entries
     ],
 )
 def test_a_message_that_a_full_buffer_dropped_was_not_missed(
     tmp_path: Path, first: int, begins: int, kind: str, accused: list[int]
 ) -> None:
-    """Rank 0 waits from 50 on for a message of rank 1."""
     waits = entry("0", 0, "recv 0<-1", at=50)
     others = [
         {**entry("0", number, state="completed", at=begins + number), "record_id": first + number}
@@ -53,7 +50,6 @@ def unnamed(*entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_groups_without_names_are_not_joined_by_each_ranks_own_numbers(tmp_path: Path) -> None:
-    """Rank 0's second group is rank 1's third: they seem to issue different collectives."""
     first = unnamed(entry("0", 0, state="completed"), entry("1", 0, "all_gather"))
     second = unnamed(entry("0", 0, state="completed"), entry("2", 0, "all_gather"))
     with pytest.raises(TraceError, match="have indices instead of names for 3 process groups"):

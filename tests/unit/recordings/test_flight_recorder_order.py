@@ -1,5 +1,3 @@
-"""Dumps of NCCL, which issues operations before they run: their order, and what dumps lack."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -16,7 +14,6 @@ PAIR = {"0": [0, 1]}
 
 
 def numbered(groups: dict[str, list[int]], *entries: dict[str, Any]) -> dict[str, Any]:
-    """Returns a whole dump: records, times and lines count up from the rank's first entry."""
     made = [
         {
             **one,
@@ -30,7 +27,6 @@ def numbered(groups: dict[str, list[int]], *entries: dict[str, Any]) -> dict[str
 
 
 def batch(group: str, number: int, *ops: str, state: str = "scheduled") -> list[dict[str, Any]]:
-    """Returns the entries of a batch of messages, as ``batch_isend_irecv`` leaves them."""
     parts = [entry(group, number, op) for op in ops]
     whole = entry(group, number, "send 0->1", state)
     return [*parts, whole | {"profiling_name": "nccl:coalesced"}]
@@ -54,7 +50,7 @@ def messages(*ops: str) -> list[dict[str, Any]]:
 def test_ranks_that_both_send_first_wait_for_each_other(
     tmp_path: Path, ops: Sequence[str], order: str
 ) -> None:
-    """The host goes on after a send, so all parts are issued; NCCL runs them in order."""
+    """NCCL runs a rank's messages in the order in which the rank issued them."""
     arrows = {"send": "->", "recv": "<-"}
     made = [[f"{op} {rank}{arrows[op]}{1 - rank}" for op in ops] for rank in (0, 1)]
     found = diagnosis(write_dumps(tmp_path, *(numbered(PAIR, *messages(*one)) for one in made)))
@@ -92,10 +88,6 @@ def test_messages_of_other_backends_run_in_any_order(tmp_path: Path) -> None:
 def test_a_message_that_completed_in_a_pending_batch_accuses_nobody(
     tmp_path: Path, whole: bool
 ) -> None:
-    """A ring of four ranks: rank 2 lacks its recv, so rank 1's batch stays pending as a whole.
-
-    Rank 1 has received from rank 0, whose batch has completed, and all have issued an all-reduce.
-    """
     ring = {"0": [0, 1, 2, 3]}
     dumps = []
     for rank in range(4):
@@ -109,7 +101,7 @@ def test_a_message_that_completed_in_a_pending_batch_accuses_nobody(
             "0", 5, *ops[: 1 + (rank != 2)], state="scheduled" if rank == 1 else "completed"
         )
         made = numbered(ring, *issued, *last, entry("0", 4))
-        if not whole:  # full buffers have dropped the first records
+        if not whole:
             made["entries"] = [one | {"record_id": one["record_id"] + 7} for one in made["entries"]]
         dumps.append(made)
     found = diagnosis(write_dumps(tmp_path, *dumps))
@@ -138,7 +130,6 @@ def test_a_message_that_completed_in_a_pending_batch_accuses_nobody(
 def test_ranks_that_issue_two_groups_in_different_orders_are_told_from_a_stuck_network(
     tmp_path: Path, starts: bool
 ) -> None:
-    """All ranks have issued all calls, which run one after the other; rank 2 turned its order."""
     groups = {"0": [0, 1, 2], "1": [0, 1, 2]}
 
     def rank(*order: str) -> dict[str, Any]:
@@ -165,7 +156,6 @@ def test_ranks_that_issue_two_groups_in_different_orders_are_told_from_a_stuck_n
 
 
 def test_an_operation_at_which_the_culprits_wait_is_named(tmp_path: Path) -> None:
-    """Ranks 2 and 3 name different roots: their broadcast hangs, and the others wait for them."""
     groups = {"0": [0, 1, 2, 3], "1": [2, 3]}
     done = entry("0", 1, state="completed")
     stuck = numbered(groups, done, entry("1", 1, "broadcast"))
@@ -209,7 +199,6 @@ def test_roots_and_parts_that_dumps_lack_are_not_called_a_stuck_network_alone(
 
 
 def called(by: int, one: dict[str, Any], helper: int = 3) -> dict[str, Any]:
-    """Returns an entry that a helper's line issued, which a line of the script called."""
     frames = [
         {"name": "all_reduce", "filename": "/x/site-packages/torch/distributed/c.py", "line": 1},
         {"name": "__exit__", "filename": "/usr/lib/python3.12/contextlib.py", "line": 144},
@@ -239,7 +228,6 @@ def test_calls_of_one_helper_are_told_apart_by_the_lines_that_call_it(tmp_path: 
 def test_ranks_that_agree_are_not_told_apart_by_the_lines_that_call_a_helper(
     tmp_path: Path,
 ) -> None:
-    """Ranks 0 and 2 issue the same call from different lines, so that no line tells them apart."""
     ranks = {"0": [0, 1, 2]}
     last = [
         called(20, entry("0", 2)),
@@ -257,7 +245,6 @@ def test_ranks_that_agree_are_not_told_apart_by_the_lines_that_call_a_helper(
 def test_a_call_that_a_rank_left_out_is_told_by_the_line_that_calls_a_helper(
     tmp_path: Path,
 ) -> None:
-    """Rank 1 leaves out the call at line 25; its next call has the same size."""
     both = {0: (20, 25, 26), 1: (20, 26, 40)}
     dumps = []
     for lines in both.values():
@@ -273,7 +260,6 @@ def test_a_call_that_a_rank_left_out_is_told_by_the_line_that_calls_a_helper(
 
 
 def test_branches_before_a_difference_are_not_said_to_leave_out_a_call(tmp_path: Path) -> None:
-    """The root broadcasts at another line than the others; the call after that differs."""
     dumps = []
     for root, last in ((20, "all_reduce"), (25, "barrier")):
         issued = [entry("0", 0), entry("0", 1, "broadcast"), entry("0", 2, last)]
@@ -292,7 +278,6 @@ def test_branches_before_a_difference_are_not_said_to_leave_out_a_call(tmp_path:
 
 
 def test_calls_behind_an_earlier_difference_are_not_said_to_agree(tmp_path: Path) -> None:
-    """Two calls in the other order: the first has completed, with mixed data, the second hangs."""
     first = [entry("0", 1, "barrier", "completed"), entry("0", 2)]
     second = [entry("0", 1, state="completed"), entry("0", 2, "barrier")]
     same = called(10, entry("0", 0, state="completed"))
@@ -315,7 +300,6 @@ def test_a_circle_of_one_helper_is_told_by_the_lines_that_call_it(tmp_path: Path
 
 
 def test_ranks_are_not_said_to_wait_in_calls_after_those_that_differ(tmp_path: Path) -> None:
-    """Ranks 0 and 2 have issued the next bucket too; rank 3 waits for rank 0 in another group."""
     groups = {"0": [0, 1, 2], "1": [0, 3]}
     ahead = dump(groups, entry("0", 2), entry("0", 3))
     alone = dump(groups, entry("1", 5))
@@ -346,7 +330,6 @@ def test_dumps_without_a_pending_operation_tell_what_they_do_not_hold(
 
 
 def test_a_message_that_a_receive_from_any_rank_took_hides_no_missing_send(tmp_path: Path) -> None:
-    """Rank 1 received rank 0's only message from any rank; it waits for one that nobody sent."""
     sent = entry("0", 0, "send 0->1", "completed", backend="ucc")
     taken = entry("0", 0, "send 0->1", "completed") | {"profiling_name": "ucc:recv 1<-?"}
     made = [numbered(PAIR, sent), numbered(PAIR, taken, entry("0", 1, "recv 1<-0", backend="ucc"))]
@@ -366,12 +349,12 @@ def test_ranks_of_which_each_lacks_a_call_are_not_said_to_issue_the_same(tmp_pat
 def test_a_group_that_was_made_again_is_not_mixed_with_the_one_before(
     tmp_path: Path, backend: str
 ) -> None:
-    """c10d names and numbers again from 0; rank 0 waits, and rank 1 has not arrived."""
+    """c10d gives the new group the old name and numbers its calls from 0 again."""
 
     def rank(*numbers: int) -> dict[str, Any]:
         before = [
             entry("0", 0, state="completed", backend=backend),
-            entry("0", 1, "barrier", "scheduled", backend=backend),  # given up
+            entry("0", 1, "barrier", "scheduled", backend=backend),
             entry("0", 2, state="completed", backend=backend),
         ]
         again = [
@@ -388,7 +371,6 @@ def test_a_group_that_was_made_again_is_not_mixed_with_the_one_before(
 
 
 def test_ranks_that_issued_all_operations_are_not_blamed_alone(tmp_path: Path) -> None:
-    """Ranks 1 and 2 exchange messages, which do not complete; rank 0 waits in the next call."""
     ranks = {"0": [0, 1, 2]}
     made = [
         numbered(ranks, *messages_of_rank, entry("0", 3))

@@ -1,5 +1,3 @@
-"""Dumps as each version of the Flight Recorder writes them, and as users pack them."""
-
 from __future__ import annotations
 
 import gzip
@@ -29,7 +27,6 @@ GROUPS = {"0": [0, 1, 2]}
 
 
 def hang(rank: int, number: int = 2) -> Value:
-    """Dump of a rank; rank 1 of three did not arrive at all-reduce ``number``."""
     done, waits = entry("0", number - 1, state="completed"), entry("0", number)
     return dump(GROUPS, done) if rank == 1 else dump(GROUPS, done, waits)
 
@@ -41,7 +38,6 @@ def status(rank: int, text: bool = False) -> Value:
 
 
 def of_2_2(rank: int) -> Value:
-    """Dump of version 2.2, without a status of groups."""
     value = {**hang(rank), "version": "2.2"}
     del value["pg_status"]
     return value
@@ -52,7 +48,6 @@ def of_2_3(rank: int) -> Value:
 
 
 def of_2_4(rank: int) -> Value:
-    """Dump of version 2.4, with stacks."""
     value = {**of_2_3(rank), "version": "2.4"}
     for one in value["entries"]:
         one["frames"] = [{"name": "step", "filename": "train.py", "line": 7}]
@@ -71,7 +66,6 @@ def of_2_10(rank: int) -> Value:
 
 
 def active_alone(rank: int) -> Value:
-    """Dump without completed entries, of which only the status knows."""
     value = of_2_10(rank)
     value["entries"] = [one for one in value["entries"] if one["state"] != "completed"]
     return value
@@ -91,7 +85,7 @@ def test_the_hanging_rank_is_found_in_dumps_of_every_version(
 def test_json_dumps_with_numbers_as_text_and_zeros_for_none_are_read(
     tmp_path: Path, active: bool
 ) -> None:
-    """JSON dumps also lack the list of entries if it is empty."""
+    """A JSON dump without entries has no list of entries."""
     for rank in range(3):
         value = {**(active_alone(rank) if active else of_2_10(rank))}
         value["pg_status"] = status(rank, text=True)
@@ -109,7 +103,7 @@ def without(value: Value, *keys: str) -> Value:
 
 
 def of_2_0(rank: int) -> Value:
-    """Dump of version 2.0: one number for collectives and messages, and no later fields."""
+    """Version 2.0 numbers collectives and messages with one counter."""
     value = without({**hang(rank), "version": "2.0"}, "pg_status")
     later = ("p2p_seq_id", "collective_seq_id", "is_p2p", "time_created_ns", "state")
     value["entries"] = [
@@ -119,7 +113,7 @@ def of_2_0(rank: int) -> Value:
 
 
 def of_status_alone(rank: int) -> Value:
-    """Dump of the debug server if the request leaves collectives out."""
+    """torch's debug server writes such a dump if the request leaves out collectives."""
     return without({**of_2_10(rank), "pg_status": status(rank, text=True)}, "entries")
 
 
@@ -156,7 +150,7 @@ def test_an_undefined_group_description_is_not_shown(tmp_path: Path) -> None:
 
 
 def test_groups_with_the_same_name_and_different_ranks_are_distinguished(tmp_path: Path) -> None:
-    """With split_group, every rank knows only its own group under the common name."""
+    """After ``split_group`` every rank knows only its own group, and the groups share a name."""
     for rank in range(4):
         mine = [0, 1] if rank < 2 else [2, 3]
         value = dump({"0": [0, 1, 2, 3], "1": mine}, *([entry("1", 5)] if rank != 3 else []))
@@ -168,7 +162,6 @@ def test_groups_with_the_same_name_and_different_ranks_are_distinguished(tmp_pat
 
 
 def test_the_status_replaces_entries_lost_from_a_full_buffer(tmp_path: Path) -> None:
-    """Rank 2's buffer has lost its entries of the group in which rank 1 did not arrive."""
     for rank in range(3):
         entries = [] if rank == 1 else [entry("1", 3)]
         if rank == 2:
@@ -252,7 +245,7 @@ def test_entries_without_sizes_are_read_and_an_unreadable_dump_is_accused(tmp_pa
 def test_the_ranks_of_many_large_dumps_are_listed_quickly() -> None:
     one = Entry("0", "nccl", "all_reduce", False, 1, -1, "completed", 8, 8, "Float", 1)
     dumps = [Dump(rank, "2.9", {}, {}, (one,) * 500, {}, {}) for rank in range(400)]
-    begin = time.process_time()  # other processes use the machine too
+    begin = time.process_time()
     assert members_of(dumps) == {"0": tuple(range(400))}
     assert time.process_time() - begin < 1
 

@@ -1,5 +1,3 @@
-"""Recordings of jobs that compute on a GPU and communicate on the host, over gloo."""
-
 from __future__ import annotations
 
 import json
@@ -15,7 +13,6 @@ _STEPS = 12
 
 
 def events(rank: int, backend: str = "gloo", thread: int = 3) -> list[Event]:
-    """Returns steps of 1000 us: a kernel to 300 (rank 1: 500), an all-reduce to 600, one to 900."""
     made = list[Event]()
     dims = {"Input Dims": [[1000]], "Input type": ["float"]}
     issue = {"Input Dims": [[[1000]]], "Input type": ["TensorList"]}
@@ -67,7 +64,7 @@ def test_times_that_the_host_knows_are_known(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["nccl", "other"])
 def test_a_range_within_the_call_shows_no_transfer(tmp_path: Path, backend: str) -> None:
-    """A call of a device's backend returns once it is queued, whatever the backend's name is."""
+    """The call of a backend that runs on a device returns when the collective is queued."""
     result, _ = analyse_in_detail(job(tmp_path / "job", backend, thread=1))
     (world,) = result.worlds
     assert not world.evidence.supports(Figure.EXPOSED)

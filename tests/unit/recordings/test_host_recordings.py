@@ -1,5 +1,3 @@
-"""Recordings without device kernels: what a collective was, which group it had, who waited."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -26,7 +24,6 @@ from tests.support.builders.host_traces import (
 )
 from tests.support.builders.profiler_traces import document, rank_events, write
 
-#: Arguments of ``c10d::_allgather_base_`` and of its range: 4,000 B of each of two ranks.
 GATHERED = shapes([2000], [1000], None)
 READ, READ_TWICE = shapes([1000]), shapes([2000])
 BACKWARD = "autograd::engine::evaluate_function"
@@ -43,20 +40,17 @@ def world_of(path: Path) -> WorldResult:
 
 
 def exposed_us(tmp_path: Path, events: list[Event]) -> float:
-    """Exposed time of one rank's step of 1,000 µs, which its events fill."""
     text = trace([span("ProfilerStep#0", 0, 1000), *events])
     return 1000 * world_of(written(tmp_path / "job", [text])).parts.exposed_ms
 
 
 def calls_of(path: Path, rank: int = 0) -> list[tuple[str, int, int]]:
-    """Operation and bytes in and out of each collective of a rank, in order of issue."""
     table = columns.collectives(read(path).traces[rank])
     names = [OPS[op] for op in table.op.tolist()]
     return list(zip(names, table.bytes_in.tolist(), table.bytes_out.tolist(), strict=True))
 
 
 def in_flight(begin_us: float, end_us: float) -> list[Event]:
-    """An asynchronous all-gather: issued at the begin, complete at the end."""
     return [
         operator("c10d::_allgather_base_", begin_us, begin_us + 10, **GATHERED),
         span("gloo:all_gather", begin_us + 5, end_us, GLOO, **READ),
@@ -66,7 +60,7 @@ def in_flight(begin_us: float, end_us: float) -> list[Event]:
 @pytest.mark.parametrize(
     ("events", "waits_us"),
     [
-        # Tensor parallelism: an operator dispatches to Python, which waits and calls the operator.
+        # With tensor parallelism, an operator calls Python, which waits for the collective.
         (
             [
                 operator("aten::linear", 200, 900),
@@ -75,9 +69,9 @@ def in_flight(begin_us: float, end_us: float) -> list[Event]:
                 operator("_c10d_functional::wait_tensor", 250, 605),
                 operator("aten::addmm", 610, 870),
             ],
-            355,  # from 250 to 605, as long as it waits
+            355,
         ),
-        # FSDP2: a hook of autograd's engine waits before the node itself.
+        # FSDP2 waits in a hook that autograd's engine runs before the node.
         (
             [
                 operator("autograd::engine::evaluate_function: AddmmBackward0", 100, 900),
@@ -86,22 +80,18 @@ def in_flight(begin_us: float, end_us: float) -> list[Event]:
                 operator("AddmmBackward0", 650, 890),
                 operator("aten::mm", 651, 889),
             ],
-            490,  # from 110, where FSDP2's range begins, to 600
+            490,  # the wait begins at 110 µs, with FSDP2's range, and ends at 600 µs
         ),
-        # A function of the script without operators of its own waits for its collective.
         ([operator("GatherBackward", 300, 602), operator("aten::mm", 602, 900)], 300),
-        # The same with an operator of the script that issues and waits.
         (
             [
                 *(operator("mylib::exchange", 40, 602), operator("aten::mm", 602, 900)),
                 operator("c10d::allreduce_", 41, 50, **shapes([[5]])),
                 span("gloo:all_reduce", 45, 60, GLOO_2, **shapes([5])),
             ],
-            540 + 10,  # from 50 to 600; 50 to 60 belong to the all-reduce
+            540 + 10,  # the wait lasts from 50 µs to 600 µs; its first 10 µs are the all-reduce's
         ),
-        # Waiting by name, whatever the library.
         ([operator("mylib::wait_all", 300, 601), operator("aten::mm", 601, 900)], 301),
-        # Kernels hide the collective, also those that autograd's nodes and functions call.
         (
             [
                 operator("autograd::engine::evaluate_function: MmBackward0", 20, 900),
@@ -111,14 +101,12 @@ def in_flight(begin_us: float, end_us: float) -> list[Event]:
             0,
         ),
         ([operator("aten::mm", 20, 900), operator("aten::resolve_conj", 30, 31)], 0),
-        # Python of a function, in which no collective completes.
         ([operator("Redistribute", 20, 300), operator("aten::mm", 300, 900)], 0),
     ],
 )
 def test_an_operator_that_waits_for_a_collective_does_not_hide_it(
     tmp_path: Path, events: list[Event], waits_us: float
 ) -> None:
-    """The all-gather is in flight from 0 to 600."""
     found = exposed_us(tmp_path, [*in_flight(0, 600), *events])
     assert found == pytest.approx(waits_us, abs=0.01)
 
@@ -126,7 +114,7 @@ def test_an_operator_that_waits_for_a_collective_does_not_hide_it(
 def test_issuing_is_work_unless_the_operator_returns_only_when_its_collective_is_complete(
     tmp_path: Path,
 ) -> None:
-    """``monitored_barrier`` exchanges messages inside the issuing operator; it is one call."""
+    """gloo runs ``monitored_barrier`` as messages inside the operator that issues it."""
     of_step = [
         operator("aten::mm", 0, 100),
         operator("c10d::monitored_barrier_", 100, 400, **shapes([0], None)),
@@ -136,10 +124,10 @@ def test_issuing_is_work_unless_the_operator_returns_only_when_its_collective_is
     ]
     path = written(tmp_path / "job", [trace(steps(3, 1000, of_step))])
     assert calls_of(path) == [("monitored_barrier", 0, 0)] * 3
-    assert world_of(path).parts.exposed_ms == pytest.approx(0.3)  # from 100 to 400
+    assert world_of(path).parts.exposed_ms == pytest.approx(0.3)
 
 
-#: gloo's ``Work.wait`` of a reduce-scatter: a division and a copy, with the operators inside.
+#: After a reduce-scatter, gloo's ``Work.wait`` splits a tensor and copies a part.
 PART_COPY = [
     operator("aten::chunk", 620, 640),
     operator("aten::split", 622, 638),
@@ -150,13 +138,10 @@ PART_COPY = [
 @pytest.mark.parametrize(
     ("after_issue", "copy", "waits_us", "end_us"),
     [
-        # From the end of the issue until the copy is done.
         ([], PART_COPY, 680, 700),
-        # An operator of the script that issues and waits ends later.
         ([operator("mylib::reduced", 5, 720)], PART_COPY, 680, 700),
-        # The thread divides a tensor of its own, after other work: when it waited is not told.
+        # The thread did other work and split its own tensor, so nothing shows when it waited.
         ([operator("aten::mm", 20, 610), operator("aten::mm", 611, 619)], PART_COPY, 0, 600),
-        # Nothing is copied after the division.
         ([], [*PART_COPY[:2], span("Optimizer.step#SGD", 645, 900)], 580, 600),
     ],
 )
@@ -177,18 +162,16 @@ def test_a_reduce_scatter_of_gloo_ends_with_the_copy_of_the_waiting_thread(
 @pytest.mark.parametrize(
     ("next_us", "waits_us"),
     [
-        # Python runs for 50 us as in the other steps: without a core, the thread waited longer.
+        # Python usually runs for 50 µs after the wait, so this wait ended at 850 µs.
         (900, 550 + 250),
-        # Python is quicker once.
         (630, 550),
-        # No thread lacks a core for so long: the script does something else in this step.
+        # A pause of more than 11 ms is work of the script, because no thread lacks a core so long.
         (12_000, 550),
     ],
 )
 def test_a_thread_that_goes_on_later_than_usual_has_waited(
     tmp_path: Path, next_us: float, waits_us: float
 ) -> None:
-    """The all-gather takes until 600; the thread waits since 50, and goes on at 650 at the most."""
     events = []
     for number in range(5):
         begin, late = 20_000 * number, number == 3
@@ -210,7 +193,6 @@ def test_a_thread_that_goes_on_later_than_usual_has_waited(
 def test_python_between_events_of_one_length_does_not_end_later_by_a_collective(
     tmp_path: Path,
 ) -> None:
-    """Python takes from 50 to 5,000; the all-gather ends within it, each time at another moment."""
     events, ends_us = [], (600, 1500, 2500, 3500, 4500)
     for number, end_us in enumerate(ends_us):
         of_step = [operator("aten::mm", 10, 50), operator("aten::mm", 5000, 20_000)]
@@ -229,7 +211,7 @@ def test_python_between_events_of_one_length_does_not_end_later_by_a_collective(
 def test_a_collective_is_what_its_operator_says_whatever_the_backend_runs(
     tmp_path: Path, shaped: bool
 ) -> None:
-    """gloo runs a reduce-scatter as an all-reduce; real all-reduces lie between."""
+    """gloo runs a reduce-scatter as an all-reduce."""
     issued = (
         ("c10d::_reduce_scatter_base_", shapes([500], [1000], None), [1000]),
         ("c10d::allreduce_", shapes([[1000]], None), [1000]),
@@ -264,7 +246,10 @@ def test_a_collective_is_what_its_operator_says_whatever_the_backend_runs(
 
 
 def test_bandwidth_is_that_of_the_operation_asked_for(tmp_path: Path) -> None:
-    """8,000 B in 80 µs are 0.1 GB/s, of which a reduce-scatter of two ranks sends one half."""
+    """8000 bytes in 80 µs are 0.1 GB/s.
+
+    In a reduce-scatter of two ranks, busbw is half of algbw.
+    """
     of_step = [
         operator("aten::mm", 0, 100),
         operator("c10d::_reduce_scatter_base_", 100, 110, **shapes([1000], [2000], None)),
@@ -281,7 +266,7 @@ def test_bandwidth_is_that_of_the_operation_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_list_collective_is_one_call_with_the_bytes_of_all_its_tensors(tmp_path: Path) -> None:
-    """gloo runs a list reduce-scatter as one all-reduce for each of its three ranks."""
+    """gloo runs a list reduce-scatter as one all-reduce for each of the three ranks."""
     of_step = [
         operator("c10d::reduce_scatter_", 0, 20, **shapes([[1500]], None)),
         span("gloo:all_reduce", 10, 50, GLOO, **shapes([1500])),
@@ -293,7 +278,7 @@ def test_a_list_collective_is_one_call_with_the_bytes_of_all_its_tensors(tmp_pat
         span("gloo:all_gather", 205, 280, GLOO, **shapes([300])),
         operator("c10d::allreduce_coalesced_", 300, 310, **shapes([[100], [200]])),
         span("gloo:all_reduce", 305, 380, GLOO, **shapes([100], [200])),
-        # Scalars have a shape without a length.
+        # The shape of a scalar is an empty list.
         operator("c10d::allreduce_", 400, 410, **shapes([[]])),
         span("gloo:all_reduce", 405, 480, GLOO, **shapes([])),
     ]
@@ -310,7 +295,7 @@ def test_a_list_collective_is_one_call_with_the_bytes_of_all_its_tensors(tmp_pat
 
 
 def test_checks_inside_an_operator_are_part_of_its_collective(tmp_path: Path) -> None:
-    """With TORCH_DISTRIBUTED_DEBUG=DETAIL, ranks first compare what they issue, and wait for it."""
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch compare the ranks' calls before a collective."""
     of_step = [
         operator("aten::mm", 0, 100),
         operator("c10d::allreduce_", 100, 500, **shapes([[1000]], None)),
@@ -322,12 +307,10 @@ def test_checks_inside_an_operator_are_part_of_its_collective(tmp_path: Path) ->
     ]
     path = written(tmp_path / "job", [trace(steps(3, 1000, of_step))])
     assert calls_of(path) == [("all_reduce", 4000, 4000)] * 3
-    # From 100 to 500 it waited for the checks, and then for the collective.
     assert world_of(path).parts.exposed_ms == pytest.approx(0.5)
 
 
 FOUR = (0, 1, 2, 3)
-#: Groups of rank 0: all ranks, its row and its column.
 MESH = [group("0", FOUR), group("1", (0, 2)), group("3", (0, 1))]
 
 
@@ -337,10 +320,7 @@ def mesh_of_rank(rank: int) -> list[Event]:
 
 
 def test_a_group_that_the_recording_does_not_tell_is_unknown(tmp_path: Path) -> None:
-    """An all-gather to twice the input fits both groups of two ranks, an all-reduce any group.
-
-    Rank 2 always comes last, but it is not known in which group.
-    """
+    """The all-gather's size fits two groups; the all-reduce's size fits any group."""
     texts = []
     for rank in FOUR:
         begin = 300 if rank == 2 else 100
@@ -377,17 +357,13 @@ def test_a_group_that_the_recording_does_not_tell_is_unknown(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("groups", "gathered", "told"),
     [
-        # One group only.
         ([group("0", FOUR)], 2, None),
         ([group("0", FOUR)], 4, ("0", 4)),
-        # The group of this size, among several.
         ([group("0", FOUR), group("1", (0, 2))], 2, ("1", 2)),
         ([group("0", FOUR), group("1", (0, 2))], 4, ("0", 4)),
-        # A group of another backend ran nothing on the host.
+        # A group of NCCL runs nothing on the host.
         ([group("0", FOUR, "cuda:nccl"), group("1", (0, 2)), group("2", FOUR)], 4, ("2", 4)),
-        # Two groups of the same ranks: the ranks are known.
         ([group("0", FOUR), group("1", FOUR)], 4, ("unnamed", 4)),
-        # No list of groups: a group as large as the job has all its ranks.
         ([], 4, ("unnamed", 4)),
         ([], 2, None),
     ],
@@ -412,7 +388,6 @@ def test_unknown_groups_are_empty_in_tables(tmp_path: Path) -> None:
     ]
     path = written(tmp_path / "job", [trace(steps(3, 1000, of_step), 0, 4, MESH)])
     (row,) = world_of(path).communication.collectives
-    # The size of a list all-gather follows from its number of ranks.
     assert (row.kind.group_label, row.kind.group_size, row.kind.sizes_known) == ("", 0, False)
 
 
@@ -421,7 +396,6 @@ def test_unknown_groups_are_empty_in_tables(tmp_path: Path) -> None:
 def test_ranges_of_any_backend_count_by_c10ds_words(
     tmp_path: Path, prefix: str, declared: bool
 ) -> None:
-    """30 of 50 ms are in an all_to_all, next to a barrier of gloo."""
     of_step = [
         *(operator("aten::mm", 10 + 1000 * turn, 910 + 1000 * turn) for turn in range(10)),
         operator("c10d::alltoall_base_", 11000, 11900),
@@ -437,7 +411,7 @@ def test_ranges_of_any_backend_count_by_c10ds_words(
         "all_to_all_single",
         "barrier",
     }
-    # From the issue's end on, and the barrier from 42.06 on.
+    # The all-to-all is exposed from 11.9 ms, the end of its issue, to 41.1 ms.
     assert world.parts.exposed_ms == pytest.approx(29.2, abs=0.1)
 
 
@@ -446,7 +420,6 @@ def test_a_range_of_the_script_is_no_collective_and_is_named(tmp_path: Path) -> 
         *(operator("aten::mm", 0, 100), span("data:gather", 200, 900)),
         operator("c10d::allreduce_", 100, 110, **shapes([[1000]])),
         span("gloo:all_reduce", 105, 200, GLOO, **READ),
-        # A name that the script gave to a range around its own call.
         *(span("train:reduce_lr", 910, 990), span("T:all_reduce", 99, 300)),
     ]
     path = written(tmp_path / "job", [trace(steps(3, 1000, of_step))])
@@ -497,7 +470,6 @@ def test_beside_kernels_times_are_not_said_to_be_those_of_the_host(tmp_path: Pat
 
 
 def test_without_operators_of_the_training_thread_its_work_is_not_known(tmp_path: Path) -> None:
-    """gloo's own operators, on its threads, say nothing of the training thread."""
     of_step = [
         span("gloo:all_reduce", 18000, 188000, GLOO, **shapes([321271])),
         *(
@@ -523,7 +495,7 @@ def test_without_operators_of_the_training_thread_its_work_is_not_known(tmp_path
 
 
 def test_a_range_within_its_operator_shows_the_call_and_not_the_transfer(tmp_path: Path) -> None:
-    """A backend of a device that was not recorded: its ranges end when the call is handed over."""
+    """The range of a device's backend ends when the call is handed over to the device."""
     of_step = [
         operator("c10d::allreduce_", 100, 200, **shapes([[1000]])),
         span("nccl:all_reduce", 110, 190, **READ),
@@ -537,7 +509,7 @@ def test_a_range_within_its_operator_shows_the_call_and_not_the_transfer(tmp_pat
 
 
 def test_an_operator_whose_collective_has_no_range_is_named(tmp_path: Path) -> None:
-    """The issue at 1,300 failed: which later range has which operator is not certain then."""
+    """The call at 1300 µs fails, so later ranges cannot be assigned to operators for certain."""
     of_step = [
         operator("c10d::allreduce_", 100, 110, **shapes([[1000]])),
         span("gloo:all_reduce", 105, 200, GLOO, **READ),
@@ -571,7 +543,7 @@ def test_the_root_is_the_operators(tmp_path: Path, root: int) -> None:
 
 
 def test_what_follows_a_collective_on_gloos_thread_is_not_its_transfer(tmp_path: Path) -> None:
-    """PowerSGD's hook goes on in gloo's thread, which ends the first range only afterwards."""
+    """PowerSGD's hook runs in gloo's thread, which ends the first range only after the hook."""
     of_step = [
         operator("c10d::allreduce_", 100, 110, **shapes([[1000]])),
         span("gloo:all_reduce", 105, 490, GLOO, **READ),
@@ -585,7 +557,7 @@ def test_what_follows_a_collective_on_gloos_thread_is_not_its_transfer(tmp_path:
 
 
 def test_a_thread_of_gloo_that_issues_most_is_not_the_training_thread(tmp_path: Path) -> None:
-    """As with PowerSGD's hook, two of whose three collectives are issued in callbacks."""
+    """PowerSGD's hook issues two of its three collectives in callbacks, on gloo's threads."""
     of_step = [
         operator("aten::mm", 0, 95),
         operator("c10d::allreduce_", 100, 110, **shapes([[1000]])),
@@ -606,7 +578,6 @@ def test_a_thread_of_gloo_that_issues_most_is_not_the_training_thread(tmp_path: 
 def test_what_callbacks_compute_is_waited_for_if_ddp_copies_the_bucket_then(
     tmp_path: Path,
 ) -> None:
-    """As with PowerSGD's hook: the training thread goes on before gloo's thread ends its range."""
     of_step = [
         operator("aten::mm", 0, 95),
         operator("c10d::allreduce_", 100, 110, **shapes([[1000]])),
@@ -625,9 +596,9 @@ def test_what_callbacks_compute_is_waited_for_if_ddp_copies_the_bucket_then(
 def test_steps_in_which_ranks_recorded_other_collectives_match_none(
     tmp_path: Path, marked: bool
 ) -> None:
-    """torch.profiler leaves out calls of threads that it does not follow: others on each rank.
+    """torch.profiler leaves out calls of threads that it does not follow.
 
-    Steps are marked, or those from one update of the optimizer to the next.
+    Each rank can lack different calls.
     """
 
     def events(rank: int) -> list[Event]:
@@ -653,8 +624,7 @@ def test_steps_in_which_ranks_recorded_other_collectives_match_none(
     assert not result.incidents
     by_rank = [columns.collectives(read(path).traces[rank]).seq.tolist() for rank in (0, 1)]
     assert [len(seqs) for seqs in by_rank] == [12, 12]
-    # In steps 2 and 3 each rank recorded another collective. Without marks, steps begin at updates,
-    # so that the events before the first update are in no step.
+    # Without marks, steps begin at the optimizer's updates, so the first events are in no step.
     first = 0 if marked else 2
     assert by_rank[0][first:4] == by_rank[1][first:4]
     assert by_rank[0][6:] == by_rank[1][6:]
@@ -663,7 +633,10 @@ def test_steps_in_which_ranks_recorded_other_collectives_match_none(
 
 
 def test_a_broadcast_without_its_root_matches_no_other(tmp_path: Path) -> None:
-    """In gloo's tree, who waits for whom depends on the root; only recorded shapes tell it."""
+    """In gloo's tree, the root decides who waits for whom.
+
+    A trace names the root only if shapes were recorded.
+    """
     of_step = [
         operator("c10d::broadcast_", 100, 110),
         span("gloo:broadcast", 105, 200, GLOO),
@@ -680,7 +653,6 @@ ODD = (None, [], {}, "x", -1, 2**70, [None], [[-1]], [[2**62, 2**62]], [[[1] * 3
 
 @pytest.mark.parametrize("odd", ODD)
 def test_damaged_arguments_are_unknown_sizes(tmp_path: Path, odd: object) -> None:
-    """Any of the arguments may be damaged: the calls are still reported, without sizes."""
     events = []
     for turn, name in enumerate(("Input Dims", "Input type", "Concrete Inputs")):
         begin = 1000.0 * turn
@@ -696,7 +668,6 @@ def test_damaged_arguments_are_unknown_sizes(tmp_path: Path, odd: object) -> Non
 
 
 def in_two_threads(second: int) -> list[Event]:
-    """An all-gather of the training thread, and one of another thread."""
     return [
         *in_flight(10, 300),
         operator("c10d::_allgather_base_", 400, 410, second, **GATHERED),
@@ -709,7 +680,7 @@ def in_two_threads(second: int) -> list[Event]:
     [
         (in_flight(10, 300), True),
         (in_two_threads(3), False),
-        # The second thread is autograd's, which torch.profiler follows.
+        # torch.profiler follows autograd's threads.
         ([*in_two_threads(3), operator(f"{BACKWARD}: Mul", 390, 420, 3)], True),
     ],
 )
@@ -723,7 +694,7 @@ def test_collectives_of_other_threads_may_be_missing(
 
 @pytest.mark.parametrize("names_host", [True, False])
 def test_traces_of_one_host_need_no_comparison_of_clocks(tmp_path: Path, names_host: bool) -> None:
-    """Threads see the ends of collectives late by turns; torch's writer in Python names no host."""
+    """torch's writer of traces in Python does not name the host."""
     texts = []
     for rank in (0, 1):
         events = []

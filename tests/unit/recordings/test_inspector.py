@@ -1,5 +1,3 @@
-"""Logs of NCCL Inspector: every version of the format, damage, and what the times mean."""
-
 from __future__ import annotations
 
 import gzip
@@ -58,10 +56,7 @@ def _write(folder: Path, lines: dict[int, list[str]]) -> Path:
 
 
 def test_the_shortest_time_is_the_transfer_and_its_rank_came_last(tmp_path: Path) -> None:
-    """Three ranks, 50 calls: rank 1 comes 300 us after rank 0 and 100 us after rank 2.
-
-    The plugin cuts times off, so half a microsecond is added to each.
-    """
+    """The plugin cuts times to whole microseconds, so commprof adds 0.5 µs to each time."""
     times = (400, 100, 200)
     logs = _write(
         tmp_path / "logs",
@@ -71,7 +66,7 @@ def test_the_shortest_time_is_the_transfer_and_its_rank_came_last(tmp_path: Path
     (row,) = result.kinds
     assert (row.transfer_us, row.time_us) == (100.5, pytest.approx(701.5 / 3))
     assert row.wait_us == pytest.approx(400 / 3)
-    # nccl-tests: 2 (n - 1) / n of the size per transfer time
+    # nccl-tests defines busbw of an all-reduce as 2 (n - 1) / n times size / time.
     assert row.busbw_gb_per_s == pytest.approx(4 / 3 * (1 << 20) / 100.5e-6 / 1e9)
     (late,) = result.late
     assert (late.process.pid, late.share, late.waiting_processes) == (101, 1.0, 2)
@@ -123,7 +118,7 @@ def test_damaged_lines_are_counted_and_named(tmp_path: Path) -> None:
     (tmp_path / "node-pid100.log").write_text("\n".join([good, *bad, _line(0, 2, 1, 90)]))
     logs = read_logs(tmp_path)
     assert logs.logs[0].operations == 2
-    # The plugin writes no object without an operation; but such an object is no damage.
+    # An object without an operation does not count as damaged, though the plugin writes none.
     assert logs.problems == ("node-pid100.log: 5 lines could not be read, the first is line 2",)
 
 
@@ -175,7 +170,6 @@ def test_a_missing_rank_makes_waiting_a_lower_bound(tmp_path: Path) -> None:
 def test_all_waited_for_the_only_rank_whose_record_is_lost(
     tmp_path: Path, lost: tuple[int, ...]
 ) -> None:
-    """Rank 1 is late in call 20, which it did not record: the others all waited 900 us."""
     lines = {rank: [_line(rank, 4, n, 100) for n in range(40)] for rank in range(4)}
     for rank in range(4):
         lines[rank][20] = _line(rank, 4, 20, 1000)
@@ -184,7 +178,7 @@ def test_all_waited_for_the_only_rank_whose_record_is_lost(
     job = split_job(read_logs(_write(tmp_path / "logs", lines)))
     (operations,) = job.communicators[0].operations
     waited_us = 900 * (4 - len(lost))
-    is_known = len(lost) == 1  # of two, either may be the last
+    is_known = len(lost) == 1  # if two records are lost, either rank may have come last
     assert operations.waits.lost_records == len(lost)
     assert operations.waits.caused_us.sum(axis=0).tolist() == [0, is_known * waited_us, 0, 0]
     assert operations.waits.unattributed_us == pytest.approx((not is_known) * waited_us)
@@ -194,7 +188,6 @@ def test_all_waited_for_the_only_rank_whose_record_is_lost(
 def test_transfers_that_are_long_at_times_do_not_accuse_the_rank_that_lost_records(
     tmp_path: Path,
 ) -> None:
-    """A fifth of the transfers takes twice as long; rank 3 lost a third of its records."""
     draw = np.random.default_rng(1)
     transfer_us = np.where(draw.random(600) < 0.2, 800, 400) * draw.normal(1, 0.03, 600)
     came_us = draw.exponential(3, (600, 8))
@@ -222,7 +215,6 @@ def test_all_may_have_waited_for_a_rank_without_a_log(tmp_path: Path) -> None:
 
 
 def test_lost_times_are_told_by_what_the_other_ranks_recorded(tmp_path: Path) -> None:
-    """In each call all wait 10 to 1000 us for rank 1; ranks 0 and 1 lost some of their records."""
     draw = np.random.default_rng(1)
     waits = draw.uniform(10, 1000, 200).tolist()
     lines = {
@@ -239,7 +231,6 @@ def test_lost_times_are_told_by_what_the_other_ranks_recorded(tmp_path: Path) ->
 
 
 def test_replays_of_a_graph_repeat_numbers_and_are_matched_in_order(tmp_path: Path) -> None:
-    """Two captured calls, replayed 30 times: rank 1 is 50 us late in the second of them."""
     lines = {
         rank: [_line(rank, 2, n, 100 + (50 if (n, rank) == (8, 0) else 0)) for n in (7, 8)] * 30
         for rank in range(2)
@@ -248,7 +239,6 @@ def test_replays_of_a_graph_repeat_numbers_and_are_matched_in_order(tmp_path: Pa
     (operations,) = job.communicators[0].operations
     assert (operations.waits.calls, operations.waits.complete_calls) == (60, 60)
     assert operations.waits.caused_us.sum(axis=0).tolist() == [0, 30 * 50]
-    # One replay less on one rank: which one is missing is not known.
     lines[1].pop()
     (operations,) = (
         split_job(read_logs(_write(tmp_path / "logs", lines))).communicators[0].operations
@@ -257,7 +247,6 @@ def test_replays_of_a_graph_repeat_numbers_and_are_matched_in_order(tmp_path: Pa
 
 
 def test_a_send_and_its_recv_wait_for_each_other(tmp_path: Path) -> None:
-    """Rank 1 waits 300 us for rank 0's message; then rank 0 waits 100 us for rank 1's message."""
     job = SimulatedJob(pp=2)
     (group,) = job.pipeline
     for call in range(20):
@@ -289,7 +278,7 @@ def test_messages_that_repeat_a_sequence_are_matched_though_some_are_lost(tmp_pa
     (operations,) = split.communicators[0].operations
     assert operations.waits.unmatched_records == 0
     assert operations.waits.sizes[0].records == len(job.records)
-    assert 0.01 < operations.waits.lost_records / messages < 0.2  # others are lost on both ranks
+    assert 0.01 < operations.waits.lost_records / messages < 0.2
     transfers = {
         path: inspector_result(tmp_path / path).kinds[0].transfer_us for path in ("whole", "lost")
     }
@@ -300,7 +289,6 @@ def test_messages_that_repeat_a_sequence_are_matched_though_some_are_lost(tmp_pa
 
 
 def test_messages_with_a_gap_that_repeat_no_sequence_are_not_matched(tmp_path: Path) -> None:
-    """The order of sends and recvs is drawn anew in each step."""
     draw = np.random.default_rng(1)
     job = SimulatedJob(pp=2)
     for _ in range(40):
@@ -325,7 +313,6 @@ def test_logs_that_were_split_by_their_size_are_joined(tmp_path: Path) -> None:
         file.write_text("".join(lines[230:]))
     whole, split = (inspector_result(tmp_path / name) for name in ("whole", "split"))
     assert whole.logs.processes == 16
-    # Copies count once, also if they are cut.
     shutil.copytree(tmp_path / "whole", tmp_path / "copied")
     for file in list((tmp_path / "copied").iterdir())[:5]:
         text = file.read_text()
@@ -400,7 +387,6 @@ def test_rooted_operations_are_not_split(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_root_that_waited_is_not_accused_of_coming_late(tmp_path: Path, seed: int) -> None:
-    """Rank 0 of each group is late to the next operation, as it waited for all in a reduce."""
     draw = np.random.default_rng(seed)
     tp, dp = ((1, 8), (2, 8), (4, 8))[seed % 3]
     late = draw.choice(np.arange(tp, tp * dp), 2, replace=False).tolist()
@@ -426,7 +412,6 @@ def test_a_root_that_waited_is_not_accused_of_coming_late(tmp_path: Path, seed: 
 def test_messages_without_a_partner_accuse_nobody_of_their_waiting(
     tmp_path: Path, seed: int
 ) -> None:
-    """Stages after the late processes wait in messages that cannot be matched, and come late."""
     job = simulate(2, 8, 4, steps=80, late_us={45: 1400.0, 53: 1200.0}, lost=0.05, seed=seed)
     job.write(tmp_path)
     result = inspector_result(tmp_path)
@@ -464,7 +449,6 @@ def test_without_a_sequence_no_steps_are_claimed(tmp_path: Path, change: str) ->
 
 
 def test_gaps_are_told_by_rank_and_calls_that_nobody_recorded_too(tmp_path: Path) -> None:
-    """Rank 1 lacks calls 3 to 9, rank 2 call 5, and no rank recorded call 20."""
     lines = {rank: [_line(rank, 3, n, 100) for n in range(40) if n != 20] for rank in range(3)}
     del lines[2][5]
     del lines[1][3:10]
@@ -513,7 +497,6 @@ def test_late_processes_of_simulated_jobs_are_found(tmp_path: Path, seed: int) -
 def test_a_process_that_is_late_in_one_series_is_named_by_its_own_time(
     tmp_path: Path, seed: int
 ) -> None:
-    """Half of 20 steps are late, most of them in one series, which counts as one block of steps."""
     simulate(4, 8, 1, steps=20, late_us={5: 1500.0}, late_part=0.5, seed=seed).write(tmp_path)
     [late] = inspector_result(tmp_path).late
     assert (late.process.pid, late.waiting_processes) == (1005, 31)
@@ -525,7 +508,6 @@ def test_a_process_that_is_late_in_one_series_is_named_by_its_own_time(
 def test_the_processes_of_a_slow_host_are_named_together(
     tmp_path: Path, tp: int, dp: int, pp: int
 ) -> None:
-    """The second host's eight processes work 2 ms longer in each of 60 steps."""
     slow_us = dict.fromkeys(range(8, 16), 2000.0)
     simulate(tp, dp, pp, steps=60, slow_us=slow_us, seed=1).write(tmp_path, "v4.3")
     result = inspector_result(tmp_path)
@@ -542,9 +524,9 @@ def test_the_processes_of_a_slow_host_are_named_together(
 @pytest.mark.parametrize(
     ("tp", "dp", "pp", "slow_in"),
     [
-        (1, 16, 1, range(30, 31)),  # a stall of a host
+        (1, 16, 1, range(30, 31)),
         (1, 16, 1, range(20, 35)),
-        (1, 8, 2, None),  # the second stage has more work
+        (1, 8, 2, None),
     ],
 )
 def test_a_stall_of_a_host_and_a_stage_with_more_work_are_no_slow_host(
@@ -568,10 +550,6 @@ def test_nobody_is_accused_in_a_job_without_late_processes(tmp_path: Path, seed:
 def test_calls_that_rings_lost_neither_accuse_nor_hide_a_process(
     tmp_path: Path, seed: int, late_us: dict[int, float]
 ) -> None:
-    """In the first job, process 1 waits for process 0 in calls that both lost, so it is late after.
-
-    In the second job two processes are late, one by three times as much as the other.
-    """
     tp, dp, pp, experts = (1, 8, 1, 2) if len(late_us) == 1 else (2, 4, 2, 1)
     job = simulate(tp, dp, pp, steps=150, late_us=late_us, experts=experts, seed=seed)
     job.overflow(ring=24, per_dump=32)
@@ -580,7 +558,6 @@ def test_calls_that_rings_lost_neither_accuse_nor_hide_a_process(
 
 
 def test_waiting_in_lost_calls_is_that_of_the_mean(tmp_path: Path) -> None:
-    """Rank 0 waits 200 us in each call but lost 10 of 40 records, 5 of them with rank 1's."""
     lines = {
         rank: [
             _line(rank, 2, n, 300 if rank == 0 else 100)
@@ -599,7 +576,6 @@ def test_waiting_in_lost_calls_is_that_of_the_mean(tmp_path: Path) -> None:
 
 
 def test_time_in_operations_is_whole_where_records_are_lost(tmp_path: Path) -> None:
-    """Each of 40 calls takes 300 us on rank 0, which lost 10, or 100 us on rank 1, which lost 5."""
     lines = {
         rank: [
             _line(rank, 2, n, 300 if rank == 0 else 100)
@@ -616,7 +592,6 @@ def test_time_in_operations_is_whole_where_records_are_lost(tmp_path: Path) -> N
 def test_time_outside_of_operations_is_what_the_late_ones_work_longer(
     tmp_path: Path, lost: float
 ) -> None:
-    """Time that is in no message, broadcast or collective is what each process worked."""
     late_us = {3: 2500.0, 12: 800.0}
     job = simulate(2, 4, 2, steps=200, late_us=late_us, lost=lost, rooted=True, seed=11)
     job.write(tmp_path)
@@ -624,9 +599,9 @@ def test_time_outside_of_operations_is_what_the_late_ones_work_longer(
     own_us = own_time(operation_time(split), np.zeros(len(split.processes), dtype=np.int64))
     longer = standing_out(own_us, 2)
     assert [split.processes[place].pid - 1000 for place in longer] == [3, 12]
-    # Each is late in about half of the steps.
+    # Each of the two processes is late in about half of the steps.
     assert own_us[longer] / 200 == pytest.approx([1250.0, 400.0], rel=0.25)
-    # A process's own time is too short if it is nearer to 0 than to the waiting traced to it.
+    # A process's own time is too short if it is below half of the waiting for the process.
     assert not is_too_short(own_us, longer[0], 200 * 2000.0)
     assert is_too_short(own_us, longer[0], 200 * 3000.0)
     assert is_too_short(own_us, 5, 200 * 400.0)
@@ -636,17 +611,14 @@ def test_nobody_works_longer_where_a_time_is_not_known_or_two_are_alike() -> Non
     own_us = np.array([900.0, 3.0, -2.0, 1.0, 0.0, -3.0, 2.0, -1.0])
     assert standing_out(own_us, 2) == [0]
     assert standing_out(np.where(np.arange(8) == 5, np.nan, own_us), 2) == []
-    # Of three processes with about the same time, no two stand out.
     assert standing_out(np.array([900.0, 890.0, 910.0, 1.0, 0.0, -3.0, 2.0, -1.0]), 2) == []
 
 
 def test_lateness_is_traced_through_a_tensor_parallel_group(tmp_path: Path) -> None:
-    """All ranks of tp group 0 come late to their dp groups, because one of them is slow."""
     job = simulate(4, 4, 1, steps=60, late_us={2: 2000.0}, seed=5)
     job.write(tmp_path)
     result = inspector_result(tmp_path)
     assert [late.process.pid for late in result.late] == [1002]
-    # In the data-parallel groups, processes other than the slow one came last.
     last = {row.most_waited_for.pid for row in result.communicators if row.most_waited_for}
     assert {1000, 1001, 1003} < last
 
@@ -661,8 +633,7 @@ def test_the_least_lateness_that_can_be_told_is_stated_and_enough(
 
     two_late = result_with({3: 2500.0, 12: 1200.0}, "two")
     least_us = 1e6 * two_late.least_late_s
-    # Each late process is late in half of the 80 steps. Without lost records, a hundredth of this
-    # lateness could be found.
+    # A late process is late in half of the 80 steps.
     assert 1_000 < least_us < 80 / 2 * 1200
     assert sorted(one.process.pid for one in two_late.late) == [1003, 1012]
     (text,) = (text for text in two_late.caveats if "are missing" in text)

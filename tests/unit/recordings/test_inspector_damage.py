@@ -1,5 +1,3 @@
-"""Damaged and foreign logs of NCCL Inspector: what is readable is read, the rest is one line."""
-
 from __future__ import annotations
 
 import gzip
@@ -33,7 +31,6 @@ def _flip(draw: random.Random, data: bytes) -> bytes:
 
 
 def _lines(draw: random.Random, data: bytes) -> bytes:
-    """Lines are lost, come twice, change places, or run into each other."""
     lines = data.split(b"\n")
     for _ in range(draw.randint(1, 12)):
         place = draw.randrange(len(lines))
@@ -51,7 +48,6 @@ def _lines(draw: random.Random, data: bytes) -> bytes:
 
 
 def _values(draw: random.Random, data: bytes) -> bytes:
-    """Fields have values of other types and ranges, or are missing."""
     odd = (
         None,
         -1,
@@ -91,7 +87,6 @@ DAMAGE: tuple[Callable[[random.Random, bytes], bytes], ...] = (_cut, _flip, _lin
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> list[list[bytes]]:
-    """The files of two small jobs, of formats v4.0 and v4.3."""
     jobs = []
     for version in ("v4.0", "v4.3"):
         folder = tmp_path_factory.mktemp("sound") / version
@@ -157,7 +152,7 @@ def test_a_damaged_packed_log_is_read_up_to_the_damage(tmp_path: Path) -> None:
     assert 100 < second.operations < 1000
 
 
-# The forms of the fixtures in ROCm/cvs, which its parser is tested with; these samples are new.
+# ROCm/cvs tests its parser with lines of this form. The values here are new.
 def _line(version: str, rank: int, number: int, **fields: object) -> str:
     perf: dict[str, object] = {
         "coll": "AllReduce",
@@ -185,7 +180,6 @@ def _line(version: str, rank: int, number: int, **fields: object) -> str:
 
 
 def test_the_form_of_rocms_samples_is_read(tmp_path: Path) -> None:
-    """Joined logs of several ranks, without comm_name, with a comment line and CPU times."""
     trace = {
         "event_trace_sn": {
             "coll_start_sn": 8,

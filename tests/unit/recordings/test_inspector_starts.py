@@ -1,5 +1,3 @@
-"""Logs of a job that was started again in the same folder, with the same communicator ids."""
-
 from __future__ import annotations
 
 import re
@@ -11,7 +9,7 @@ from commprof.analysis.inspector.live import LiveLogs
 from commprof.analysis.inspector.result import InspectorResult, inspector_result
 from tests.support.builders.inspector_logs import SimulatedJob, simulate
 
-#: More than the clocks of two hosts differ.
+#: Two starts lie further apart than the clocks of two hosts can differ.
 _LATER_US = 100_000_000_000
 _RANKS = 8
 
@@ -22,14 +20,13 @@ def _start(late: int, steps: int) -> SimulatedJob:
 
 
 def _write(job: SimulatedJob, folder: Path, scratch: Path, number: int) -> None:
-    """Writes a start whose processes have pids that rise with the rank in odd starts only."""
     job.write(scratch, "v4.0")
     folder.mkdir(exist_ok=True)
     for file in scratch.iterdir():
         rank = int(file.name[-5]) % _RANKS
         pid = 1000 * number + (rank if number % 2 else 900 + _RANKS - 1 - rank)
         if number == 2 and rank % 2:
-            pid = 10 + rank  # pids have begun again
+            pid = 10 + rank
         text = re.sub(r'"pid": \d+', f'"pid": {pid}', file.read_text())
         text = re.sub(
             r'"dump_timestamp_us": (\d+)',
@@ -76,7 +73,7 @@ def test_a_rank_without_a_log_in_one_start_is_missing_in_that_start(
     lost.unlink()
     result = inspector_result(tmp_path / "all")
     lacking = [row.id for row in result.communicators if row.recorded_ranks < row.ranks]
-    assert len(lacking) == 2  # its tensor- and its data-parallel group
+    assert len(lacking) == 2
     assert len(result.communicators) == 18
     ends = {1: "", 2: " of start 2", 3: " of start 3"}
     assert {"".join(one.partition(" of")[1:]) for one in lacking} == {ends[start]}

@@ -1,5 +1,3 @@
-"""Logs of NCCL Inspector as pages, rows, cost curves, and compared with each other."""
-
 from __future__ import annotations
 
 import csv
@@ -21,7 +19,6 @@ LATENCY_US, US_PER_BYTE = 5.0, 1e-4
 
 @pytest.fixture(scope="module")
 def late_job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Logs of 8 processes of which the one with process id 1005 is late."""
     folder = tmp_path_factory.mktemp("late") / "logs"
     simulate(2, 4, 1, steps=60, late_us={5: 1800.0}, seed=6).write(folder, "v4.3")
     return folder
@@ -29,7 +26,6 @@ def late_job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def even_job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Logs of the same job without a late process."""
     folder = tmp_path_factory.mktemp("even") / "logs"
     simulate(2, 4, 1, steps=60, seed=7).write(folder)
     return folder
@@ -122,7 +118,6 @@ def test_a_slower_transfer_fails_a_comparison(even_job: Path, tmp_path: Path) ->
 
 
 def _priced(us_per_byte: float, folder: Path) -> None:
-    """Writes logs whose ring steps take a latency and a time per byte, in groups of 8 and 16."""
     for ranks in (8, 16):
         job = SimulatedJob(dp=ranks, per_host=8, seed=ranks)
         for _ in range(12):
@@ -145,7 +140,7 @@ def test_transfer_costs_are_fitted_by_link(
     links = load_profile(profile).links
     for link, ranks in (("same_host", 8), ("other_host", 16)):
         curve = links[link].curves["all_reduce"]
-        for size_bytes in (1 << 17, 1 << 21):  # between the sizes of the logs
+        for size_bytes in (1 << 17, 1 << 21):
             true_s = 2 * (ranks - 1) * (LATENCY_US + US_PER_BYTE * size_bytes / ranks) / 1e6
             assert curve.time_s(size_bytes, ranks) == pytest.approx(true_s, rel=0.06)
 

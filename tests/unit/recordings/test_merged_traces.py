@@ -1,5 +1,3 @@
-"""Traces with too many ranks or too few: merged traces are refused, and those of one rank alone."""
-
 from __future__ import annotations
 
 import json

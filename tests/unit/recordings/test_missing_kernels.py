@@ -1,5 +1,3 @@
-"""Recordings without kernels, of all collectives, of some ranks, of some steps, or of one call."""
-
 from __future__ import annotations
 
 import json
@@ -25,7 +23,6 @@ def operator(name: str, begin_us: float, end_us: float, **args: object) -> Event
 
 
 def host_step(step: int, at: float, backend: str = "nccl", described: bool = True) -> list[Event]:
-    """The host's events of a step of 10 ms: operators, and an all-reduce that it enqueues."""
     said = {
         **{"Collective name": "allreduce", "dtype": "Float", "In msg nelems": ELEMENTS},
         **{"Out msg nelems": ELEMENTS, "Group size": 2, "Seq": step},
@@ -44,7 +41,6 @@ def host_step(step: int, at: float, backend: str = "nccl", described: bool = Tru
 
 
 def device_step(step: int, at: float, rank: int = 0, numbered: bool = True) -> list[Event]:
-    """A step of 10 ms: a kernel of 6 ms, an all-reduce of 1 ms, and the launches of both."""
     said = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": ELEMENTS}
     said |= {"Out msg nelems": ELEMENTS, "Group size": 2, "Process Group Name": "0"}
     said |= {"Seq": step} if numbered else {}
@@ -140,7 +136,6 @@ def test_an_enqueued_call_has_its_metadata_without_a_range_of_the_backend(tmp_pa
 def test_kernels_of_communication_alone_may_be_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Then compute is known; the rest of the GPU's time may have been communication."""
     events = [e for e in of_both(0) if not (e["cat"] == "kernel" and e["name"] != "gemm")]
     folder = job(tmp_path, events)
     run = run_of(folder)
@@ -185,8 +180,6 @@ def test_a_rank_without_kernels_is_left_out_though_it_has_times_of_gloo(tmp_path
 def test_steps_without_kernels_are_left_out(
     tmp_path: Path, missing: range, with_launches: bool
 ) -> None:
-    """A profiler may record a device for a part of the time only."""
-
     def is_kept(event: Event) -> bool:
         step = int((event["ts"] - 5e9) // 10_000)
         if event["cat"] == "cuda_runtime":
@@ -205,7 +198,6 @@ def test_steps_without_kernels_are_left_out(
 
 
 def test_idle_steps_of_a_whole_recording_stay(tmp_path: Path) -> None:
-    """A GPU for which the host launched nothing in a step was idle in it."""
     events = [
         e
         for e in of_both(0)
@@ -218,10 +210,7 @@ def test_idle_steps_of_a_whole_recording_stay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("numbered", [True, False])
 def test_one_lost_kernel_concerns_its_own_step_only(tmp_path: Path, numbered: bool) -> None:
-    """Without c10d's numbers, a lost kernel must not shift those of the kernels after it.
-
-    Rank 1 begins each all-reduce 1 µs after rank 0.
-    """
+    """Rank 1 begins each all-reduce 1 µs after rank 0."""
     ranks = [of_both(0, numbered=numbered), of_both(1, numbered=numbered)]
     ranks[1] = [
         e for e in ranks[1] if not (e["cat"] == "kernel" and e["args"].get("correlation") == 41)

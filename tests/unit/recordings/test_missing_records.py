@@ -1,5 +1,3 @@
-"""What a recording lacks may still have happened: missing records make no incidents."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -23,7 +21,6 @@ Loss = Callable[[list[Event]], list[Event]]
 
 
 def collective(at_us: float, op: str, number: int, **more: Any) -> list[Event]:
-    """Returns c10d's range of a collective, its launch, and its kernel 500 µs later."""
     correlation = 100 + number
     dims = {"Input Dims": [[1000]], "Input type": ["float"]}
     launch = {**annotation("cudaLaunchKernelExC", at_us + 2, at_us + 3), "cat": "cuda_runtime"}
@@ -39,7 +36,6 @@ def collective(at_us: float, op: str, number: int, **more: Any) -> list[Event]:
 
 
 def two_kinds(rank: int, said: bool) -> list[Event]:
-    """Ten steps of an all-reduce and an all-gather; with c10d's arguments if ``said``."""
     events = []
     for step in range(10):
         at = 5e9 + 1000 * step
@@ -73,7 +69,6 @@ def without_size(events: list[Event]) -> list[Event]:
 
 
 def without_name(events: list[Event]) -> list[Event]:
-    """Events in which one call has only its kernel's name, which several operations can have."""
     for event in events:
         if event.get("args", {}).get("correlation") == 108 and event["cat"] == "kernel":
             event["name"] = "ncclDevKernel_Broadcast_RING_LL(x)"
@@ -127,10 +122,7 @@ def test_a_recording_states_what_it_holds(tmp_path: Path, said: bool) -> None:
 def test_calls_of_unknown_size_are_not_taken_for_scalars(
     tmp_path: Path, sizes_from_us: float
 ) -> None:
-    """Old traces, and those of inference servers' kernels, do not tell the sizes of calls.
-
-    Calls before the first step are in no figure of a step.
-    """
+    """Old traces and traces of inference servers do not hold the sizes of calls."""
     documents = []
     for rank in (0, 1):
         events: list[Event] = [all_reduce(500.0, 515.0, 0, 1)]

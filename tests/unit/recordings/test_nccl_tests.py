@@ -1,5 +1,3 @@
-"""nccl-tests' output: read, compared, fitted, and refused where information is missing."""
-
 from __future__ import annotations
 
 import json
@@ -18,7 +16,7 @@ from commprof.forecast.fit.points import Point, read_points
 from commprof.recordings.nccl_tests import is_nccl_tests, read_nccl_tests
 
 _PLACES = [place / "shared/data/nccl_tests" for place in Path(__file__).parents[4:6]]
-#: Recordings next to the repository, or next to the folder that holds its worktrees.
+#: ``shared`` lies beside the repository, or beside the folder that holds all worktrees.
 DATA = next((place for place in _PLACES if place.exists()), _PLACES[0])
 RANKS = "".join(
     f"#  Rank  {rank} Group  0 Pid   77 on host{rank // 2}    device  0 [0x0a] A GPU\n"
@@ -95,7 +93,6 @@ def test_json_output_of_nccl_tests_is_read(tmp_path: Path) -> None:
 def test_results_of_two_clusters_in_one_file_are_not_one_line(
     tmp_path: Path, factor: float, logs: int
 ) -> None:
-    """As on pages: the two results have different hosts, but equally many."""
     times = {"20.50 0.20 0.15": 20.5, "21.00 0.20 0.15": 21.0}
     other = NEW.replace(" on ", " on other-")
     for text, time in times.items():
@@ -123,7 +120,7 @@ def test_two_nccl_tests_results_are_compared_and_busbw_is_computed(tmp_path: Pat
     second = read_sweep(written(tmp_path, "all_reduce_b.log", OLD.replace("128.0", "256.0")))
     rows = compare_sweeps(first, second).rows
     assert [row.ratio for row in rows] == [1, 1, 2, 1]
-    # 1,048,576 bytes in 128 us are 8.192 GB/s; 2 (n - 1) / n of it is 12.288.
+    # 1,048,576 bytes in 128 µs are 8.192 GB/s, and busbw is 2 (n - 1) / n = 1.5 times this rate.
     assert first.rows[2].busbw_gb_per_s == pytest.approx(12.288)
 
 
@@ -166,7 +163,6 @@ def test_damaged_results_are_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def refusal(path: Path) -> str:
-    """Returns why the file cannot be read; empty if it can."""
     try:
         read_nccl_tests(path)
     except UsageError as error:

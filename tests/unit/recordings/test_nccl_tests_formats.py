@@ -1,7 +1,4 @@
-"""Formats of nccl-tests and rccl-tests: every version's columns, and what launchers do to a log.
-
-Logs are written here with the formats of the programs' sources, for a cost of 20 us and 100 GB/s.
-"""
+"""The logs have the formats in the sources of nccl-tests and rccl-tests."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from commprof.recordings.nccl_tests import NcclTestsLog, is_nccl_tests, read_ncc
 
 SIZES = [1024 * 4**k for k in range(10)]
 PLACES = ("out_of_place", "in_place")
-#: Factor from algbw to busbw (nccl-tests, doc/PERFORMANCE.md).
+#: nccl-tests' doc/PERFORMANCE.md defines busbw as algbw times this factor.
 FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -36,7 +33,7 @@ def time_us(size: int) -> float:
 
 
 def shown(value: float, width: int) -> str:
-    """As ``getFloatStr`` in util.cu."""
+    """nccl-tests' ``getFloatStr`` in util.cu formats numbers like this."""
     texts = [f"{value:{width}.{digits}f}" for digits in (2, 1, 0)]
     return next((text for text in texts if len(text) <= width), f"{value:{width}.1e}")
 
@@ -57,7 +54,6 @@ def head(listed: str, program: str = "all_reduce_perf") -> str:
 
 
 def result(size: int, ranks: int, names: Sequence[str], op: str, factor: float = 1.0) -> str:
-    """One result's cells; times are multiplied by ``factor``."""
     t = time_us(size) * factor
     algbw = size / t / 1e3
     values = {
@@ -214,7 +210,6 @@ def test_a_container_s_log_of_docker_holds_the_lines(tmp_path: Path) -> None:
 
 
 def in_pieces(line: str) -> list[str]:
-    """Splits a row where nccl-tests writes its parts: description, first and second result."""
     third = len(result(SIZES[0], 8, NEW, "all_reduce"))
     return [line[: -2 * third], line[-2 * third : -third], line[-third:]]
 
@@ -270,7 +265,6 @@ def test_warnings_between_rows_and_a_log_that_ends_within_a_row(tmp_path: Path) 
 
 @pytest.mark.parametrize("ranks", [8, 16])
 def test_a_lost_line_of_a_rank_is_found(tmp_path: Path, ranks: int) -> None:
-    """The number of ranks follows from rank numbers and busbw / algbw; a lost host is not seen."""
     listed = devices(ranks).splitlines(keepends=True)
     for lost in (0, 3):
         kept = "".join(line for at, line in enumerate(listed) if at != lost)
@@ -314,10 +308,10 @@ def test_a_log_that_contradicts_itself_is_refused_with_both_figures(tmp_path: Pa
 @pytest.mark.parametrize(
     ("split", "members", "hosts"),
     [
-        (lambda rank: rank % 2, 8, 2),  # MOD 2
-        (lambda rank: rank | 7, 8, 1),  # OR 0x7
-        (lambda rank: rank & 3, 4, 2),  # AND 0x3, NCCL_TESTS_SPLIT_MASK=0x3
-        (lambda rank: rank // 4, 4, 1),  # DIV 4
+        (lambda rank: rank % 2, 8, 2),  # NCCL_TESTS_SPLIT="MOD 2"
+        (lambda rank: rank | 7, 8, 1),  # NCCL_TESTS_SPLIT="OR 0x7"
+        (lambda rank: rank & 3, 4, 2),  # NCCL_TESTS_SPLIT="AND 0x3"
+        (lambda rank: rank // 4, 4, 1),  # NCCL_TESTS_SPLIT="DIV 4"
     ],
 )
 def test_ranks_of_a_split_are_those_of_one_group(
@@ -335,7 +329,7 @@ def test_ranks_of_a_split_are_those_of_one_group(
 
 
 def as_json(ranks: int, listed: Sequence[tuple[int, int]], cycles: int = 1) -> dict[str, object]:
-    """What ``-J`` writes (util.cu)."""
+    """nccl-tests writes such a document with ``-J`` (util.cu)."""
     bodies = [
         {
             "time": time_us(size),
@@ -389,7 +383,7 @@ def test_cpu_times_are_refused_in_text_and_json(tmp_path: Path) -> None:
 
 
 def records(ranks: int, of_group: int, gpus: int, cycles: int = 1) -> list[dict[str, object]]:
-    """What ``-Z`` writes (Reporter in common.cu): processes of the job and of the group."""
+    """rccl-tests writes such records with ``-Z`` (``Reporter`` in common.cu)."""
     found: list[dict[str, object]] = []
     for cycle in range(cycles):
         for size in SIZES:
@@ -415,7 +409,7 @@ def as_csv(found: Sequence[dict[str, object]], names: str | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-#: The names that rccl-tests writes above rows that also have ``nodes``.
+#: rccl-tests writes these names in its CSV, though its rows also have a value for ``nodes``.
 OWN_NAMES = (
     "numCycle,collective,ranks,rankspernode,gpusperrank,size,type,redop,inplace,time,algbw,busbw,"
     "#wrong"
@@ -431,7 +425,7 @@ def test_rccl_tests_records_are_read(
     text = json.dumps(found) if shape == "json" else as_csv(found, OWN_NAMES)
     text = as_csv(found) if shape == "csv" else text
     log = log_of(tmp_path, text)
-    hosts = 1 if ranks == of_group else None  # a split's hosts are not told
+    hosts = 1 if ranks == of_group else None
     assert (log.op, log.ranks, log.hosts) == ("all_reduce", 8, hosts)
     assert figures(log) == [
         (size, place, pytest.approx(time_us(size))) for size in SIZES for place in PLACES
@@ -485,7 +479,7 @@ def test_cycles_of_a_single_size_are_rounds_and_repeated_sizes_are_not(tmp_path:
     begin = next(at for at, line in enumerate(lines) if line.startswith("  "))
     log = log_of(tmp_path, "".join(lines[:begin] + [lines[begin]] * 5))
     assert [row.round for row in log.rows[::2]] == [0, 1, 2, 3, 4]
-    # nccl-tests rounds small sizes up to the same.
+    # nccl-tests can round two small sizes up to the same size.
     log = log_of(tmp_path, "".join(lines[: begin + 1] + lines[begin:]))
     assert {row.round for row in log.rows} == {0}
 
@@ -517,7 +511,6 @@ def test_several_operations_in_one_log(tmp_path: Path) -> None:
 def told_by_rows(
     ratio: float, redop: str = "sum", root: int = -1, parts: int = 1, listed: int = 8
 ) -> str:
-    """A log in which nothing names the operation; buffers hold ``parts`` parts of the ranks."""
     rows = "".join(
         f"{size:12d}  {size // 4 // parts:12d}     float    {redop:>4}      {root:2d}"
         + 2 * f"  {shown(time_us(size), 7)}  {algbw:6.2f}  {ratio * algbw:6.2f}       0"
@@ -557,10 +550,10 @@ def test_an_operation_that_nothing_names_is_told_by_its_rows(
 @pytest.mark.parametrize(
     "text",
     [
-        told_by_rows(1.0, listed=2),  # all_reduce of two ranks, or an old reduce_scatter
-        told_by_rows(0.875, "none", parts=8),  # all_gather or all_to_all
-        told_by_rows(1.0, "none"),  # send_recv, or an old all_gather
-        told_by_rows(0.875, "none", root=0, parts=8),  # gather or scatter
+        told_by_rows(1.0, listed=2),  # may be all_reduce or an old reduce_scatter
+        told_by_rows(0.875, "none", parts=8),  # may be all_gather or all_to_all
+        told_by_rows(1.0, "none"),  # may be send_recv or an old all_gather
+        told_by_rows(0.875, "none", root=0, parts=8),  # may be gather or scatter
     ],
 )
 def test_an_operation_that_the_rows_do_not_tell_must_be_named(tmp_path: Path, text: str) -> None:
@@ -580,7 +573,7 @@ def test_a_table_without_a_name_beside_named_ones_is_told_by_its_rows(tmp_path: 
 
 
 def test_processes_that_measured_alone_are_said_to(tmp_path: Path) -> None:
-    """A build without MPI under mpirun: both processes are rank 0, and print a table each."""
+    """Without MPI, two processes under mpirun are both rank 0, and each prints a table."""
     listed = devices(1) + devices(1).replace("node0", "node1")
     text = head(listed) + table(1).replace("# Out", "\n# Out")
     log = log_of(tmp_path, text)
@@ -595,7 +588,10 @@ def test_processes_that_measured_alone_are_said_to(tmp_path: Path) -> None:
 def test_the_largest_error_of_old_versions_counts_above_what_they_allow(
     tmp_path: Path, error: str, wrong: int | None
 ) -> None:
-    """Allowed are, for floats, 1e-5 per rank beyond the first; rccl-tests marks errors by ``*``."""
+    """Old versions allow an error of 1e-5 per rank beyond the first.
+
+    rccl-tests marks errors by ``*``.
+    """
     names = ("time", "algbw", "busbw", "error")
     text = table(8, names).replace("  0e+00", f"{error:>7}")
     log = log_of(tmp_path, head(devices(8)) + text)
@@ -622,7 +618,7 @@ def test_version_1_shows_bytes_and_milliseconds(tmp_path: Path) -> None:
 
 
 def test_busbw_before_2_9_tells_no_number_of_ranks(tmp_path: Path) -> None:
-    """Before 2.9, all_gather's algbw already had the factor (n - 1) / n."""
+    """Before version 2.9, nccl-tests put the factor (n - 1) / n into algbw of all_gather."""
     text = head(devices(8), "all_gather_perf") + table(8, op="broadcast")
     assert (log_of(tmp_path, text).ranks, log_of(tmp_path, text).remarks) == (8, ())
 
@@ -690,7 +686,6 @@ def test_results_whose_time_and_bandwidth_contradict_each_other_are_left_out(
     log = log_of(tmp_path, damaged)
     assert len(log.rows) == 19
     assert log.remarks == ("1 result whose algbw is not size / time is left out",)
-    # If many rows contradict themselves, the file does not tell which figure is right.
     slower = (
         re.sub(r"sum      -1  .{7}", "sum      -1  9999.99", line) for line in text.splitlines()
     )

@@ -1,5 +1,3 @@
-"""Files of other programs are refused by their names; recordings are named after directories."""
-
 from __future__ import annotations
 
 import gzip
@@ -213,7 +211,7 @@ def test_a_job_that_the_watchdog_stopped_is_sent_to_its_dumps(
     line = _refusal(tmp_path / "train.log", capsys)
     assert "torch's watchdog stopped WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=5" in line
     assert "the Flight Recorder dumps of all ranks show which ranks were waited for" in line
-    assert "train.log is a job's log" in _refusal(tmp_path, capsys)  # in a folder, too
+    assert "train.log is a job's log" in _refusal(tmp_path, capsys)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +240,7 @@ def test_a_timeline_of_what_nccl_does_is_no_trace_of_torch(
 def test_a_timeline_of_unitrace_is_no_trace_of_torch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It has torch's category of operators, and lists MPI and Level Zero in it."""
+    """unitrace uses torch's category ``cpu_op`` for calls of MPI and Level Zero."""
     event = {**annotation("zeCommandListAppendLaunchKernel", 1, 2), "cat": "cpu_op"}
     host = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "RANK 0 HOST<node1>"}}
     path = tmp_path / "python.7.0.json"

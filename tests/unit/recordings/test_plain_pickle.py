@@ -1,5 +1,3 @@
-"""Pickles of plain values are read alike in C++ and in Python, whole or damaged."""
-
 from __future__ import annotations
 
 import pickle
@@ -16,7 +14,6 @@ VALUES: tuple[Any, ...] = (
     [[], [()], -1, 255, 65535, 70_000, 2**31, -(2**40), 2**70, -(2**70), 0.0, False],
     ({"entries": [{"state": "completed", "frames": []}] * 3}, "é", (1,), (1, 2), (1, 2, 3)),
 )
-#: Instructions that a damaged pickle may have instead of others.
 CODES = b"(NtleasuhjqrX}]).JKMG\x80\x85\x86\x87\x88\x89\x8a\x8b\x8c\x8d\x94\x95c"
 
 
@@ -59,10 +56,10 @@ def test_damaged_pickles(seed: int) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"]r\xff\xff\xff\x7f0.",  # a memo of this many places would take 16 GB
+        b"]r\xff\xff\xff\x7f0.",  # a memo with 2**31 places would take 16 GB
         b"]r\xff\xff\xff\x7fj\xff\xff\xff\x7f\x86.",
         b"]r\xff\x0f\x00\x00q\x00j\xff\x0f\x00\x00h\x00\x87.",
-        b"(r\x05\x00\x00\x00j\x05\x00\x00\x00t.",  # a mark in the memo
+        b"(r\x05\x00\x00\x00j\x05\x00\x00\x00t.",
         b"(\x85.",
         b"](a.",
         b"}(K\x01s.",

@@ -1,5 +1,3 @@
-"""Predictions from torch.profiler traces, which do not mark DDP's passes, computed by hand."""
-
 from __future__ import annotations
 
 import json
@@ -31,7 +29,6 @@ def launch(at_us: float, correlation: int, tid: int) -> Event:
 
 
 def step_of_ddp(base: float, number: int) -> list[Event]:
-    """One step: the second all-reduce is ready at 400, and begins after the first, at 600."""
     id_of = 100 * number
     reduced = [
         all_reduce(base + 300, base + 600, 2 * number, 3000),
@@ -77,7 +74,7 @@ def test_a_shorter_recording_of_one_rank_is_no_lack_of_batches(
 
 
 def test_the_ddp_schedule_is_read_from_device_traces(tmp_path: Path) -> None:
-    """Times count from 700 of the step before, when its last bucket was reduced."""
+    """Times count from 700 µs of the previous step, when the last bucket was reduced."""
     (recorded,), refused = read_recorded(job(tmp_path / "job"))
     schedule = recorded.schedule
     assert not refused
@@ -101,7 +98,7 @@ def test_implied_backward_passes_do_not_enter_reports(tmp_path: Path) -> None:
 def test_a_profiler_recording_can_be_predicted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], bucket_cap: list[str], step_ms: float
 ) -> None:
-    """In a single bucket, both gradients are ready at 700 µs, and their transfer takes 400 µs."""
+    """A bucket of both gradients is ready at 700 µs, and its transfer takes 400 µs."""
     assert main(["predict", str(job(tmp_path / "job")), *bucket_cap, "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     step = found["answers"][0]["prediction"]["step_s"]["value"]
@@ -114,11 +111,10 @@ def test_an_archive_of_a_profiler_recording_can_be_predicted(
 ) -> None:
     archive = shutil.make_archive(str(tmp_path / "traces"), "gztar", job(tmp_path / "job"))
     assert main(["predict", archive, "--bucket-cap-mb", "25"]) == 0
-    assert capsys.readouterr().err == ""  # an archive keeps no predictions
+    assert capsys.readouterr().err == ""
 
 
 def test_all_reduces_outside_backward_passes_are_not_counted_as_buckets(tmp_path: Path) -> None:
-    """The all-reduce of a loss, for example, is no bucket."""
     events = []
     for step in range(STEPS):
         base = 5e9 + 1000.0 * step

@@ -1,5 +1,3 @@
-"""Facts about a rank's collectives that hold in all of its recording: backend and reduction."""
-
 from __future__ import annotations
 
 import json
@@ -23,12 +21,11 @@ from tests.support.builders.profiler_traces import (
     ("said", "config", "of_host", "of_device"),
     [
         ("nccl", "cuda:nccl", "nccl", "nccl"),
-        # The script names no backend.
+        # torch writes "undefined" if the script names no backend.
         ("undefined", "cpu:gloo", "gloo", "gloo"),
         ("undefined", "cuda:nccl", "nccl", "nccl"),
         ("undefined", "cpu:gloo,cuda:nccl", "gloo", "nccl"),
         ("undefined", None, "undefined", "undefined"),
-        # The script names a backend for each type of device.
         ("cpu:gloo,cuda:nccl", None, "gloo", "nccl"),
         ("cuda:nccl", "cuda:nccl", "nccl", "nccl"),
         (None, None, "unknown", "unknown"),
@@ -73,7 +70,7 @@ def test_element_types_have_the_same_numbers_on_all_ranks(tmp_path: Path) -> Non
     (tmp_path / "job").mkdir()
     for rank in (0, 1):
         whole = json.loads(document(rank_events(rank), rank))
-        if rank == 1:  # a pipeline stage with a collective of its own
+        if rank == 1:
             alone = all_reduce(3950.0, 3960.0, 99)
             alone["args"] |= {"dtype": "BFloat16", "Process Group Name": "1", "Group size": 1}
             alone["args"]["Process Group Ranks"] = "[1]"

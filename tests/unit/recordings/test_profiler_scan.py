@@ -1,5 +1,3 @@
-"""The C++ scanner finds the same events in a trace as Python's json, however it is written."""
-
 from __future__ import annotations
 
 import io
@@ -15,7 +13,6 @@ from commprof.recordings.profiler_events import ProfilerEvents, read_events
 from commprof.recordings.profiler_scan import TraceScanner
 from tests.support.builders.profiler_traces import all_reduce, annotation, kernel, rank_events
 
-#: Values that a field of an event may have, as JSON text.
 ODD = (
     *(
         "0",
@@ -129,7 +126,7 @@ def test_a_field_of_any_value(field: str) -> None:
     for value in ODD:
         fields = dict(event(draw))
         fields[field] = value
-        again = [*fields.items(), (field, draw.choice(ODD))]  # the last of two counts
+        again = [*fields.items(), (field, draw.choice(ODD))]
         sound = object_of(event(draw))
         for one in (list(fields.items()), again, [e for e in fields.items() if e[0] != field]):
             assert_same(whole([sound, object_of(one), sound]))

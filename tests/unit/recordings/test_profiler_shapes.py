@@ -1,5 +1,3 @@
-"""Traces of versions, libraries, devices and layouts that the available recordings lack."""
-
 from __future__ import annotations
 
 import json
@@ -33,7 +31,6 @@ def world_of(path: Path) -> WorldResult:
 
 
 def unmarked(rank: int, ahead_us: float = 0.0) -> str:
-    """Trace that does not state its rank."""
     whole = json.loads(document(rank_events(rank, ahead_us), rank))
     del whole["distributedInfo"]
     return json.dumps(whole)
@@ -47,7 +44,6 @@ def written(folder: Path, texts: dict[str, str]) -> Path:
 
 
 def of_torch_1_9(events: list[Event]) -> list[Event]:
-    """Events with other categories, in which a collective has only its kernel's name."""
     for event in events:
         event["cat"] = {"kernel": "Kernel", "user_annotation": "Operator"}[event["cat"]]
         if "AllReduce" in event["name"]:
@@ -64,12 +60,10 @@ def in_ns(events: list[Event]) -> list[Event]:
 
 
 def marked_twice(events: list[Event]) -> list[Event]:
-    """Events whose steps are also marked by a second thread."""
     return events + [{**event, "tid": 9} for event in events if event["name"][:8] == "Profiler"]
 
 
 def in_pairs(events: list[Event]) -> list[Event]:
-    """Events as separate begins and ends, as other tools write them; one event never ends."""
     pairs = [(dict(event), dict(event)) for event in events]
     for number, (begin, end) in enumerate(pairs):
         begin["ph"], end["ph"], end["ts"] = "B", "E", end["ts"] + end["dur"]
@@ -85,7 +79,6 @@ def as_texts(events: list[Event]) -> list[Event]:
 
 
 def numbers_again(events: list[Event]) -> list[Event]:
-    """Events of two profilers in one file, each of which counts steps from 0."""
     for event in events:
         if event["name"].startswith("ProfilerStep"):
             event["name"] = f"ProfilerStep#{int(event['name'][-1]) % 2}"
@@ -103,7 +96,6 @@ def numbers_again(events: list[Event]) -> list[Event]:
 def test_traces_with_other_event_names_units_and_order_are_read_alike(
     tmp_path: Path, change: Change, alone: bool
 ) -> None:
-    """Events are read from whole documents, and from arrays of events alone."""
     texts = {}
     for rank in (0, 1):
         events = change(rank_events(rank))
@@ -155,11 +147,11 @@ def test_the_last_of_two_recordings_of_a_rank_is_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("windows", "steps"),
     [
-        ([(0, 3), (5, 8)], 6),  # as a schedule that repeats
+        ([(0, 3), (5, 8)], 6),
         ([(0, 5), (3, 8)], 8),
         ([(0, 8), (3, 5)], 8),
         ([(0, 8), (0, 5)], 8),
-        ([(0, 8), (0, 8)], 8),  # a packed and an unpacked copy
+        ([(0, 8), (0, 8)], 8),
     ],
 )
 def test_several_windows_of_a_rank_are_joined(
@@ -200,10 +192,6 @@ def test_windows_that_some_ranks_lack_are_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("numbered", [True, False])
 def test_pipeline_messages_do_not_match_collectives(tmp_path: Path, numbered: bool) -> None:
-    """The middle one of three ranks has twice as many messages in the group of the all-reduces.
-
-    The all-reduces begin 50 µs later on each rank; the parts of a message's time are unknown.
-    """
     texts = {}
     for rank in range(3):
         events, counts = [], {"send": 0, "recv": 0, "allreduce": 0}
@@ -237,7 +225,6 @@ def test_a_file_without_a_rank_gets_the_missing_rank(tmp_path: Path) -> None:
 
 
 def mesh(rank: int) -> list[Event]:
-    """Events of a mesh with two groups of two ranks per dimension, which share a name."""
     row, column = divmod(rank, 2)
     events = []
     for step in range(6):
@@ -254,7 +241,6 @@ def mesh(rank: int) -> list[Event]:
 
 
 def test_recorded_sequence_numbers_are_used_for_groups_of_some_ranks(tmp_path: Path) -> None:
-    """Rank 1's recording begins with its second calls."""
     of_ranks = [mesh(rank) for rank in range(4)]
     del of_ranks[1][1:3]
     texts = {f"rank{rank}.json": document(of_ranks[rank], rank, 4) for rank in range(4)}
@@ -271,7 +257,7 @@ def test_groups_with_the_same_name_and_different_ranks_are_separate(tmp_path: Pa
     assert {row.kind.group for row in world.communication.collectives} == {
         *("tp (ranks 0, 1)", "tp (ranks 2, 3)", "dp (ranks 0, 2)", "dp (ranks 1, 3)")
     }
-    # The first rank of each pair waits 20 µs in its row, and 40 µs in its column.
+    # The first rank of a pair waits 20 µs in a row and 40 µs in a column.
     assert [rank.parts.wait_ms for rank in world.ranks] == pytest.approx([0.06, 0.04, 0.02, 0])
 
 
@@ -299,7 +285,6 @@ def test_groups_with_the_same_name_and_different_ranks_are_separate(tmp_path: Pa
 def test_the_range_around_the_launch_gives_the_operation_on_any_platform(
     tmp_path: Path, kernel_name: str, range_name: str, launch: str, category: str
 ) -> None:
-    """Checks launches by every runtime that kineto records."""
     launched = {**annotation(launch, 12, 14), "cat": category, "args": {"correlation": 7}}
     events = [
         *(annotation("ProfilerStep#1", 0, 100), annotation(range_name, 10, 20), launched),
@@ -327,7 +312,6 @@ def on_host(name: str, begin_us: float, end_us: float, tid: int = 1, **args: obj
 @pytest.mark.parametrize(
     ("kernel_name", "args", "beside", "expected"),
     [
-        # Known from c10d's operator, from kineto's external id, or from the operator around it.
         (GENERIC, {}, [on_host("c10d::allreduce_", 8, 30)], ("all_reduce", None)),
         (
             *(GENERIC, {"external id": 8}),
@@ -342,7 +326,7 @@ def on_host(name: str, begin_us: float, end_us: float, tid: int = 1, **args: obj
             ],
             ("reduce_scatter_tensor", 1600),
         ),
-        # Launched at the end of a group of many operations, whose range does not name them.
+        # The range of coalesced operations does not name the operations.
         (
             *(GENERIC, {}),
             [
@@ -354,10 +338,9 @@ def on_host(name: str, begin_us: float, end_us: float, tid: int = 1, **args: obj
         ),
         (GENERIC, {"Collective name": "coalesced"}, [annotation("nccl:coalesced", 8, 20)], UNKNOWN),
         (GENERIC, {"graph node id": 3}, [], UNKNOWN),
-        # An element type without a known size, and no number of elements.
         (GENERIC, {**SAID, "dtype": "Quarter"}, [], ("reduce_scatter_tensor", None)),
         (GENERIC, {"Collective name": "allreduce", "dtype": "Float"}, [], ("all_reduce", None)),
-        # A kernel of no operator: its external id is the number of its launch.
+        # Without an operator, kineto's external id of a kernel is the number of its launch.
         (GENERIC, {"External id": 7}, [on_host("nccl:all_reduce", 1, 2, **EXTERNAL)], UNKNOWN),
         ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", {}, [], ("all_reduce", None)),
         ("void vllm::cross_device_reduce_2stage<half, 8>(x)", {}, [], ("all_reduce", None)),
@@ -371,7 +354,6 @@ def test_operation_and_size_of_a_kernel_come_from_related_events(
     beside: list[Event],
     expected: tuple[str, int | None],
 ) -> None:
-    """An unknown size is never reported as zero."""
     launched = {**annotation("cudaLaunchKernelExC", 10, 11), "cat": "cuda_runtime"}
     events = [
         *(annotation("ProfilerStep#1", 0, 100), {**launched, "args": {"correlation": 7}}, *beside),
@@ -400,7 +382,6 @@ def test_copies_within_a_device_hide_communication(tmp_path: Path, name: str) ->
 
 
 def phases_us(path: Path) -> dict[str, float]:
-    """Returns the time of each phase in the recording's only rank."""
     found = read_recording(path)
     assert found is not None
     spans = columns.phases(found.traces[0])
@@ -412,7 +393,6 @@ def phases_us(path: Path) -> dict[str, float]:
 
 
 def work(at_us: float, correlation: int, tid: int = 1) -> list[Event]:
-    """Returns a kernel of 10 µs and its launch 5 µs before."""
     launch = {**annotation("cudaLaunchKernel", at_us - 5, at_us - 4, tid), "cat": "cuda_runtime"}
     return [
         {**launch, "args": {"correlation": correlation}},
@@ -421,7 +401,7 @@ def work(at_us: float, correlation: int, tid: int = 1) -> list[Event]:
 
 
 def test_fsdp2_ranges_give_the_phases_of_kernels(tmp_path: Path) -> None:
-    """FSDP2's ranges mark begins and ends of modules; the kernels in between are in no range."""
+    """FSDP2's ranges mark only where a module begins and ends; the kernels run between ranges."""
     backward = {
         **annotation("autograd::engine::evaluate_function: MmBackward0", 105, 140, tid=2),
         "cat": "cpu_op",
@@ -432,7 +412,6 @@ def test_fsdp2_ranges_give_the_phases_of_kernels(tmp_path: Path) -> None:
         *(annotation("FSDP::post_forward (layers.0)", 30, 31), *work(40, 2)),
         annotation("FSDP::post_forward", 50, 51),
         *(*work(80, 3), annotation("FSDP::pre_backward (layers.0)", 100, 101, tid=2), backward),
-        # The forward pass is recomputed within the backward pass.
         *(annotation("FSDP::pre_forward (layers.0)", 106, 107, tid=2), *work(120, 4, tid=2)),
         annotation("FSDP::post_forward (layers.0)", 125, 126, tid=2),
         *(annotation("Optimizer.step#AdamW.step", 190, 250), *work(200, 5)),
@@ -459,7 +438,7 @@ def test_named_ranges_give_the_phases_of_kernels(tmp_path: Path, name: str, phas
 
 
 def test_a_group_may_have_a_hash_as_its_number(tmp_path: Path) -> None:
-    """NCCL names a communicator by 64 bits, which c10d's counter of groups never reaches."""
+    """NCCL names a communicator by a number of 64 bits, far above c10d's counter of groups."""
     ranks = [rank_events(rank) for rank in range(2)]
     for events in ranks:
         (*_, last) = (one for one in events if "args" in one and "Seq" in one["args"])
@@ -476,7 +455,6 @@ def test_a_group_may_have_a_hash_as_its_number(tmp_path: Path) -> None:
 def test_a_trace_whose_times_are_not_since_1970_has_no_date(
     tmp_path: Path, base_ns: int, date: str
 ) -> None:
-    """From step 60 on, steps take 2 ms in place of 1 ms."""
     events, at = [], 0.0
     for step in range(120):
         length = (1000.0 if step < 60 else 2000.0) + step % 7

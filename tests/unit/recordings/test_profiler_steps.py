@@ -1,5 +1,3 @@
-"""Steps of recordings in which no step is marked, found from the updates of optimizers."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -21,7 +19,6 @@ ITERATIONS = 6
 
 
 def backward(begin_us: float, end_us: float) -> Event:
-    """Event of a backward pass's operator, on the thread of the updates."""
     event = annotation("autograd::engine::evaluate_function: AddBackward0", begin_us, end_us)
     return {**event, "cat": "cpu_op"}
 
@@ -33,9 +30,10 @@ def update(optimizer: str, begin_us: float, end_us: float) -> Event:
 def recorded(
     folder: Path, iteration: list[Event], eager: int = ITERATIONS
 ) -> tuple[list[float], list[float], list[str]]:
-    """Returns begins and ends of steps found in iterations of 1000 µs, and the problems.
+    """Returns begins and ends of the steps in µs, and the problems.
 
-    After the first ``eager`` iterations, a CUDA graph replays backward, without its operators.
+    After the first ``eager`` iterations a CUDA graph replays the backward pass, which then records
+    no operators.
     """
     events = []
     for number in range(ITERATIONS):
@@ -53,14 +51,12 @@ def recorded(
 @pytest.mark.parametrize(
     ("iteration", "end_us"),
     [
-        # A wrapper, such as ZeroRedundancyOptimizer, around the optimizer of the rank's part.
+        # A wrapper such as ZeroRedundancyOptimizer calls the optimizer of the rank's own part.
         ([backward(100, 150), update("Wrapper", 800, 950), update("AdamW", 805, 850)], 950),
-        # The first of several optimizers, of two classes or of one.
         ([backward(100, 150), update("Muon", 800, 850), update("AdamW", 860, 900)], 850),
         ([backward(100, 150), update("AdamW", 800, 850), update("AdamW", 860, 900)], 850),
-        # An update whose closure runs a backward pass.
+        # The closure of LBFGS runs backward passes.
         ([update("LBFGS", 100, 900), backward(200, 250), backward(500, 550)], 900),
-        # An optimizer per parameter in the backward pass, and one for the rest after it.
         (
             [
                 *(backward(100, 200), update("SGD", 110, 190)),
@@ -69,7 +65,6 @@ def recorded(
             ],
             350,
         ),
-        # No operators of the host.
         ([update("Wrapper", 800, 950), update("AdamW", 805, 850)], 950),
     ],
 )
@@ -84,7 +79,7 @@ def test_unmarked_steps_end_with_the_update_of_one_optimizer(
 
 
 def test_the_optimizer_with_most_updates_ends_the_steps(tmp_path: Path) -> None:
-    """A GAN's generator updates first, and its critic updates twice as often."""
+    """In a GAN, the generator updates once and the critic twice in an iteration."""
     critic = [backward(400, 420), update("RMSprop", 430, 450)]
     critic += [backward(800, 820), update("RMSprop", 830, 850)]
     begin, _, _ = recorded(

@@ -1,9 +1,3 @@
-"""Traces of torch.profiler through the analysis that commprof's own traces get.
-
-The tests write small jobs, whose figures can all be computed by hand. Recordings of real GPU jobs
-are read if they exist next to the repository.
-"""
-
 from __future__ import annotations
 
 import gzip
@@ -38,7 +32,7 @@ from tests.support.builders.profiler_traces import (
 )
 
 _PLACES = [place / "shared/data/profiler_traces" for place in Path(__file__).parents[4:6]]
-#: Recordings next to the repository, or next to the folder that holds its worktrees.
+#: ``shared`` lies beside the repository, or beside the folder that holds all worktrees.
 DATA = next((place for place in _PLACES if place.exists()), _PLACES[0])
 DLRM, RESNET, TORCHREC = (
     DATA / name
@@ -83,7 +77,7 @@ def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
     world = world_of(both(tmp_path / "job"))
     assert world.lateness.late_rank is not None
     assert (world.lateness.late_rank.rank, world.lateness.late_rank.measured_steps) == (1, 4)
-    assert world.lateness.late_rank.p_value < 1e-6  # late by the same time in each step
+    assert world.lateness.late_rank.p_value < 1e-6
     assert "The other ranks wait for rank 1" in text_of(tmp_path / "job")
     assert "(probability of this by chance: p = 0.0000)" in text_of(tmp_path / "job")
 
@@ -100,7 +94,7 @@ def test_a_clock_offset_between_ranks_does_not_change_the_result(
 
 
 def test_clock_drift_between_ranks_is_corrected(tmp_path: Path) -> None:
-    """A rank's clock that gains 50 ppm is 200 µs off after four seconds."""
+    """A clock that gains 50 ppm is wrong by 200 µs after 4 s."""
     ranks = [rank_events(0, steps=4000), rank_events(1, drift=50e-6, steps=4000)]
     folder = write(tmp_path / "job", [document(events, rank) for rank, events in enumerate(ranks)])
     world = world_of(folder)
@@ -119,7 +113,10 @@ def test_clock_drift_between_ranks_is_corrected(tmp_path: Path) -> None:
 def test_a_clock_that_was_stepped_while_the_profiler_recorded_is_named(
     tmp_path: Path, drifts: tuple[float, float], said: str
 ) -> None:
-    """A step stretches all durations; see findings/profiler_clock_step_stretches_all.sh."""
+    """A step of the clock stretches all durations.
+
+    See findings/profiler_clock_step_stretches_all.sh.
+    """
     ranks = [rank_events(rank, drift=drift, steps=4000) for rank, drift in enumerate(drifts)]
     folder = write(tmp_path / "job", [document(events, rank) for rank, events in enumerate(ranks)])
     world = world_of(folder)
@@ -157,7 +154,6 @@ def test_wait_and_wire_of_a_single_recorded_rank_are_unknown(tmp_path: Path) -> 
 
 
 def test_unnumbered_collectives_are_matched_from_the_first_common_step(tmp_path: Path) -> None:
-    """Rank 0's recording begins a step earlier, and no kernel has a sequence number."""
     ranks = [rank_events(0, steps=5), [e for e in rank_events(1, steps=5) if e["ts"] >= 5e9 + 1000]]
     for event in [event for events in ranks for event in events]:
         event.get("args", {}).pop("Seq", None)
@@ -169,7 +165,7 @@ def test_unnumbered_collectives_are_matched_from_the_first_common_step(tmp_path:
 
 
 def test_the_range_around_the_launch_names_an_ambiguous_kernel(tmp_path: Path) -> None:
-    """NCCL may run an all_gather by a kernel that is named after sends."""
+    """NCCL may run an all_gather with a kernel whose name says SendRecv."""
     launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernelExC", "pid": 1, "tid": 1}
     around = annotation("nccl:_all_gather_base", 9, 12)
     around["args"] = {"Input Dims": [[50, 2]], "Input type": ["float"]}
@@ -298,7 +294,7 @@ def test_events_with_unusable_values_are_counted_and_left_out(tmp_path: Path) ->
 
 
 def in_lines(rank: int) -> str:
-    """A trace of ``rank`` in lines, as torch writes it; its gemm kernels are named ``gemm@a@``."""
+    """Tests replace ``@`` in the trace by a quote or by nothing."""
     events = [
         {**event, "name": "gemm@a@"} if event.get("name") == "gemm" else event
         for event in rank_events(rank)
@@ -311,7 +307,7 @@ def in_lines(rank: int) -> str:
 def test_events_with_quotes_in_names_are_left_out(
     tmp_path: Path, scanned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch.profiler writes quotes in names, descriptions and metadata as they are."""
+    """torch.profiler does not escape quotes in names, descriptions and metadata."""
     if not scanned:
         monkeypatch.setitem(sys.modules, "commprof._reading", None)
     for rank in range(2):
@@ -339,7 +335,7 @@ def test_a_group_description_with_quotes_leaves_the_collectives(tmp_path: Path) 
 
 
 def test_gloo_collectives_are_read_from_host_ranges(tmp_path: Path) -> None:
-    """c10d's operator shows the time of issue; the issuing thread works until 40 and from 80."""
+    """The collective counts from c10d's operator at 10 µs, not from gloo's range at 20 µs."""
     operator = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1}
     events = [annotation("ProfilerStep#0", 0, 100)]
     events += [
@@ -365,20 +361,18 @@ def of_host(name: str, begin_us: float, end_us: float, tid: int = 1) -> Event:
     ("beside", "exposed_us"),
     [
         ([], 80),
-        # Issuing is work, however long it takes; waiting in an operator is not.
         ([of_host("c10d::_allgather_base_", 10, 40)], 50),
         ([of_host("_c10d_functional::wait_tensor", 20, 90)], 80),
-        # Python between the operators of a pass is work, unless the pass itself communicates.
+        # Time in a forward pass is work, unless the pass issues the collective.
         ([annotation("DistributedDataParallel.forward", 30, 60)], 50),
         ([annotation("DistributedDataParallel.forward", 5, 60)], 80),
-        # The range may be closed a little after the waiting thread went on.
+        # gloo's thread may close the range after the waiting thread went on.
         ([of_host("aten::mm", 89, 95)], 79),
     ],
 )
 def test_host_work_during_a_gloo_collective_hides_it(
     tmp_path: Path, beside: list[Event], exposed_us: float
 ) -> None:
-    """The all-gather runs from 10 to 90."""
     events = [annotation("ProfilerStep#0", 0, 100)]
     if not any(event["name"].startswith("c10d::") for event in beside):
         events.append(of_host("c10d::_allgather_base_", 10, 10))
@@ -391,7 +385,6 @@ def test_host_work_during_a_gloo_collective_hides_it(
 
 
 def test_gloo_collectives_that_begin_out_of_order_keep_their_own_issue(tmp_path: Path) -> None:
-    """The second of two asynchronous collectives runs first: each keeps its own form and issue."""
     events = [
         *(annotation("ProfilerStep#0", 0, 100), of_host("aten::mm", 5, 10)),
         *(of_host("c10d::allreduce_", 10, 11), of_host("c10d::_allgather_base_", 12, 13)),
@@ -408,7 +401,6 @@ def test_gloo_collectives_that_begin_out_of_order_keep_their_own_issue(tmp_path:
 
 
 def test_time_before_a_thread_works_during_a_collective_is_not_waiting(tmp_path: Path) -> None:
-    """From 20 to 500 the thread ran Python, or had no core; from 600 it waited."""
     events = [
         *(annotation("ProfilerStep#0", 0, 1000), of_host("c10d::allreduce_", 10, 20)),
         *(of_host("aten::mm", 500, 600), annotation("gloo:all_reduce", 30, 900, tid=2)),
@@ -425,7 +417,7 @@ def test_time_before_a_thread_works_during_a_collective_is_not_waiting(tmp_path:
 def test_ddps_copy_of_a_bucket_ends_its_wait_for_the_bucket(
     tmp_path: Path, copy: str, exposed_us: float
 ) -> None:
-    """The bucket is done although gloo's thread, without a core, closes its range only at 900."""
+    """Without a core, gloo's thread may close its range long after the bucket is complete."""
     events = [
         *(annotation("ProfilerStep#0", 0, 1000), of_host("c10d::allreduce_", 10, 20)),
         *(of_host("aten::as_strided", 500, 501), of_host(copy, 502, 510)),
@@ -433,7 +425,7 @@ def test_ddps_copy_of_a_bucket_ends_its_wait_for_the_bucket(
     ]
     path = tmp_path / "gloo.json"
     path.write_text(document(events, 0))
-    # From 501 to 502 the next bucket could still be in transfer.
+    # The time from 501 µs to 502 µs may belong to the next bucket.
     assert world_of(path).parts.exposed_ms == pytest.approx(exposed_us / 1000, abs=0.002)
 
 
@@ -496,7 +488,6 @@ def test_large_traces_take_at_most_three_times_their_decoding(
     filler = [{**kernel("gemm", 0, 1), "cat": "ac2g", "id": 1}] * 84_000
     folder = tmp_path / "job"
     documents = [document([*rank_events(0, steps=3200), *filler], rank, 8) for rank in range(8)]
-    # Most of the time is spent on decoding; 16,000 events per rank are kept.
     write(folder, documents)
     began = time.process_time()
     for text in documents:

@@ -1,5 +1,3 @@
-"""A collective may have several kernels, and copies between devices may be its transfer."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -18,7 +16,6 @@ from tests.support.builders.profiler_traces import (
     write,
 )
 
-#: Elements of the input of each rank's all-gather; the output is twice as large.
 ELEMENTS = 1_000_000
 
 
@@ -36,9 +33,10 @@ def launch(at_us: float, correlation: int, category: str = "cuda_runtime") -> Ev
 
 
 def copy_engine_job(rank: int, numbered: bool, ranges: str, steps: int = 12) -> list[Event]:
-    """Steps of 50 ms with one all-gather: kernels from 100 to 120, 200 to 260, 2000 to 6000 µs.
+    """``ranges`` says what connects an all-gather's three kernels.
 
-    ranges: what connects the kernels: "around" their launches, an External "id", or "nothing".
+    A range may lie "around" the launches, an External "id" may be shared, or "nothing" connects the
+    kernels.
     """
     events: list[Event] = []
     for step in range(steps):
@@ -84,7 +82,6 @@ def test_several_kernels_are_one_collective(tmp_path: Path, numbered: bool, rang
 
 
 def test_the_time_of_a_collective_is_that_of_its_kernels(tmp_path: Path) -> None:
-    """Between two kernels of the collective the GPU is idle, or copies."""
     world = world_of(tmp_path, copy_engine_job(0, True, "around"))
     assert world.parts.exposed_ms == pytest.approx(0.02 + 0.06 + 4.0)
     assert world.parts.unphased_compute_ms == pytest.approx(43.0)
@@ -119,9 +116,8 @@ def two_calls(first: dict[str, Any], second: dict[str, Any], one_range: bool) ->
         (said(0), said(1), True, 2),
         (said(0), said(0, "tp"), True, 2),
         (said(0), {**said(0), "Collective name": "allreduce"}, True, 2),
-        # A number that is given to two calls, as their ranges show.
         (said(0), said(0), False, 2),
-        # Messages of a batch share the number.
+        # All messages of a batch have the same number.
         ({**said(0), "Collective name": "send"}, {**said(0), "Collective name": "send"}, True, 2),
     ],
 )
@@ -165,10 +161,9 @@ def test_copies_between_devices_are_communication_if_c10d_launched_them(
 
 
 def replayed(rank: int, kernels: int, annotated: bool, steps: int = 12) -> list[Event]:
-    """Steps of 1000 µs, each a replay of one CUDA graph with an all-gather of several kernels.
+    """In each step of 1000 µs a CUDA graph is replayed; rank 1 arrives 20 µs late.
 
-    torch's annotations of graphs give each replay the number of the call that was captured, and
-    write all values as texts. Rank 1 arrives 20 µs late.
+    torch's annotations give each replay the number of the captured call, and hold values as texts.
     """
     described = {key: str(value) for key, value in said(5).items()} if annotated else {}
     events: list[Event] = []
@@ -198,7 +193,6 @@ def about_graphs(folder: Path) -> str:
 def test_each_replay_of_a_graph_has_collectives_of_its_own(
     tmp_path: Path, kernels: int, has_launches: bool
 ) -> None:
-    """The numbers of a graph's collectives are the same in all replays."""
     ranks = [replayed(rank, kernels, annotated=True) for rank in (0, 1)]
     if not has_launches:
         ranks = [[event for event in events if event["cat"] != "cuda_runtime"] for events in ranks]
@@ -208,7 +202,6 @@ def test_each_replay_of_a_graph_has_collectives_of_its_own(
     assert (row.kind.op, row.calls_per_step) == ("all_gather_into_tensor", 1)
     assert row.kind.size_bytes == (8 * ELEMENTS, 8 * ELEMENTS)
     assert world.parts.exposed_ms == pytest.approx(0.05 * kernels)
-    # Rank 0 waits 20 µs until rank 1 arrives.
     assert world.parts.wait_ms == pytest.approx(0.01)
     assert row.times.duration.median_ms == pytest.approx(0.05 + 0.1 * (kernels - 1))
     if has_launches:

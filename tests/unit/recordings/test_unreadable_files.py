@@ -1,5 +1,3 @@
-"""Files of a folder that cannot be read: a few are named, many are only counted."""
-
 from __future__ import annotations
 
 from pathlib import Path

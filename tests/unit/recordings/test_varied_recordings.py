@@ -1,5 +1,3 @@
-"""Variants of recordings: names, folders, packings, versions of torch and of the libraries."""
-
 from __future__ import annotations
 
 import gzip
@@ -67,7 +65,7 @@ def without_rank(rank: int) -> str:
         ("trace_0.json", "trace_1.json"),
         ("0.json", "1.json"),
         ("iteration_100_rank0.json", "iteration_100_rank1.json"),
-        # Names by torch's own handler: host, process and time; ranks are numbered in name order.
+        # torch's own handler names files by host, process and time.
         ("host_4711.1699999999999.pt.trace.json", "host_4712.1699999999998.pt.trace.json"),
         ("rank0/trace.json", "rank1/trace.json"),
         ("iteration_5/rank0_trace.json", "iteration_5/rank1_trace.json"),
@@ -125,13 +123,12 @@ def test_a_copy_of_a_long_recording_is_recognised_quickly() -> None:
     short = recorded_rank("a", read_events(io.BytesIO(document(rank_events(0), 0).encode())))
     calls = [replace(short.calls[0], begin_ns=n, end_ns=n + 1) for n in range(20_000)]
     long = replace(short, calls=in_columns(kinds_of(short.events), calls))
-    begin = time.process_time()  # other processes use the machine too
+    begin = time.process_time()
     assert of_one_process(long, long)
     assert time.process_time() - begin < 1
 
 
 def test_output_bytes_are_derived_from_the_ranks_of_the_job(tmp_path: Path) -> None:
-    """The output's size follows although no file states the number of ranks."""
     around: Event = annotation("nccl:_all_gather_base", 10, 20)
     around["args"] = {"Input Dims": [[25]], "Input type": ["float"]}
     events = [around, launched(7, 11), kernel("nccl", 20, 40, correlation=7)]
@@ -185,11 +182,11 @@ def test_other_files_in_an_archive_are_ignored(tmp_path: Path) -> None:
         ("void quickreduce::allreduce_prototype_twoshot<x>(x)", "all_reduce"),
         ("void tensorrt_llm::kernels::twoShotAllReduceKernel<__half, 8, false>(x)", "all_reduce"),
         ("void flashinfer::trtllm_mnnvl_allreduce::oneshotAllreduceFusionKernel<x>", "all_reduce"),
-        # It waits for the second half of the same all-reduce, and is no call of its own.
+        # This kernel waits for the second half of an all-reduce, and is no call of its own.
         ("void flashinfer::trtllm_mnnvl_allreduce::rmsNormLamport_fusion<x>(x)", "other"),
         ("void sglang::all_reduce_1shot_push_kernel<x>(sglang::Params)", "all_reduce"),
         (
-            # It stores each rank's part on all ranks, in a fused all-reduce.
+            # In aiter's fused all-reduce, this kernel stores each rank's part on all ranks.
             "_ZN5aiter33reduce_scatter_cross_device_storeIDF16bLi8EEEvPNS_8RankDataE",
             "all_reduce",
         ),
@@ -210,7 +207,7 @@ def test_communication_kernels_are_recognised_by_name(name: str, op: str) -> Non
     "name",
     [
         *("ampere_sgemm", "void at::native::reduce_kernel<512>", "Memset"),
-        # Inductor names a kernel after what it fuses, and a template's arguments tell an epilogue.
+        # Inductor names a kernel after the operators that it fuses.
         *("triton_red_fused_all_gather_into_tensor_add_3", "triton_poi_fused_all_reduce_0"),
         "void at::native::vectorized_elementwise_kernel<4, all_reduce>(int)",
         "void cutlass::device_kernel<cutlass::AllReduceEpilogue>(x)",
@@ -228,7 +225,6 @@ def test_other_kernels_are_not_taken_for_communication(name: str) -> None:
         *("void deep_ep::internode_ll::combine<true>(x)", "EpDispatchIntraNodeKernel_bf16"),
         "void tensorrt_llm::kernels::moe_comm::moeA2ADispatchKernel<8>(int const*)",
         "void flashinfer::trtllm_alltoall::moeAllToAllKernel<x>(x)",
-        # What computes and communicates at once is neither.
         *("kernel_all_gather_matmul_persistent", "void gemm_reduce_scatter<x>(x)"),
     ],
 )
@@ -269,7 +265,7 @@ def test_nested_ranges_and_operators_give_the_operation_of_a_kernel(tmp_path: Pa
     [
         ("nccl:broadcast", {"Collective name": "broadcast", "Rank": "1"}, "broadcast", 1),
         ("nccl:reduce", {"Collective name": "reduce", "Rank": 1}, "reduce", 1),
-        # An all-gather of unequal sizes, for which "Rank" is the recording rank itself.
+        # In an all-gather of unequal sizes, "Rank" is the recording rank.
         ("nccl:_broadcast_oop", {"Collective name": "_allgather", "Rank": "1"}, "broadcast", 0),
         ("nccl:all_reduce", {"Collective name": "allreduce", "Rank": "1"}, "all_reduce", 0),
     ],
@@ -306,7 +302,6 @@ def test_a_profiler_recording_can_be_written_as_a_timeline(
     events = json.loads(gzip.decompress(written.read_bytes()))["traceEvents"]
     waits = [e for e in events if e.get("cat") == "exposed" or "wait" in str(e.get("name"))]
     assert waits
-    # Next to the recording, the file does not count as another rank.
     written.rename(folder / written.name)
     assert ranks_of(folder) == [0, 1]
 
@@ -382,7 +377,7 @@ OUT, IN = "  20.5  0.20  0.20    0", "  21.0  0.20  0.20  N/A"
     ("row", "results"),
     [
         (f"4096 1024 {REDUCED}{OUT}{IN}", BOTH),
-        # A test that reduces nothing may leave the redop cell empty.
+        # nccl-tests may leave the redop cell empty if a test reduces nothing.
         (f"4096 1024 {ROOTED}{OUT}{IN}", BOTH),
         (f"4096 1024 {REDUCED}{' ' * len(OUT)}{IN}", [("in_place", 21.0)]),
         (f"4096 1024 {REDUCED}{OUT}", [("out_of_place", 20.5)]),
@@ -408,7 +403,7 @@ def test_nccl_tests_rows_with_missing_cells_are_read_as_far_as_possible(
     if results:
         (log,) = read_nccl_tests(path)
         assert [(each.placement, each.time_us) for each in log.rows] == results
-        assert len(read_points(path).points) == 1  # in-place times count only without others
+        assert len(read_points(path).points) == 1
     else:
         with pytest.raises(CommprofError, match="has no rows"):
             read_nccl_tests(path)
@@ -470,7 +465,6 @@ def test_unreadable_folders_are_skipped_in_the_search_for_dumps(
 
 
 def test_shortened_and_textual_metadata_of_collectives_are_read(tmp_path: Path) -> None:
-    """Metadata with a shortened list of ranks, sizes as text, and no description of the group."""
     event = all_reduce(10, 20, seq=1)
     event["args"] |= {"Process Group Ranks": "[0, 1, ..., 1022, 1023]", "In msg nelems": "1000"}
     event["args"] |= {"Group size": 1024, "Process Group Name": "7"}

@@ -1,5 +1,3 @@
-"""Checks the JSON result, and that its schema names exactly its fields, with their types."""
-
 from __future__ import annotations
 
 import csv
@@ -150,7 +148,6 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def resolved(schema: dict[str, Any]) -> dict[str, Any]:
-    """Returns the schema that a reference leads to."""
     target = schema.get("$ref")
     if target is None:
         return schema
@@ -158,7 +155,6 @@ def resolved(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def complaints(value: Any, schema: dict[str, Any], path: str = "") -> Iterator[str]:
-    """Yields where a value differs from its schema; each way of an ``anyOf`` is tried."""
     schema = resolved(schema)
     if "anyOf" in schema:
         ways = [list(complaints(value, way, path)) for way in schema["anyOf"]]
@@ -183,7 +179,6 @@ def complaints(value: Any, schema: dict[str, Any], path: str = "") -> Iterator[s
 
 
 def descriptions(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields every property at any depth."""
     if isinstance(schema, dict):
         yield from schema.get("properties", {}).items()
         for inner in schema.values():
@@ -208,7 +203,6 @@ def test_a_cost_with_unknown_nodes_matches_the_schema() -> None:
 
 
 def without_value(value: Any, path: str = "") -> Iterator[str]:
-    """Yields the paths of null and of empty lists, for which no schema of contents is checked."""
     if value is None or value == []:
         yield path
     elif isinstance(value, dict):
@@ -260,7 +254,6 @@ def test_the_schema_check_finds_documents_that_differ(change: dict[str, Any], sa
 
 
 def with_devices(result: WorldResult) -> WorldResult:
-    """Returns the result with a driver's figures on each rank's GPU, and with kernel times."""
     limited = {"power": 0.25, "temperature": 0.0, "hardware": 0.0}
     device = DeviceTelemetry(20, 97.0, 1800.0, 1200.0, 350.0, 40e9, limited)
     kernels = KernelTimes(5.0, 7.0, 10.0, 2.0, 4.0, 1.0, 0.0, 0.5)
@@ -280,7 +273,6 @@ def with_devices(result: WorldResult) -> WorldResult:
 
 
 def changed() -> Incidents:
-    """Returns incidents with a change of level that ended."""
     found = incidents()
     ((time, change),) = found.anomalies
     return dataclasses.replace(
@@ -289,7 +281,6 @@ def changed() -> Incidents:
 
 
 def inside_nccl() -> NcclWorld:
-    """Returns what the plugin of NCCL recorded, with a value in every field."""
     split = Split(3.0, 1.0, 0.5)
     row = NcclRow(
         NcclKind("dp0", 8, "all_reduce", "RING", "SIMPLE", (4, 8), (1024, 2048)),
@@ -302,7 +293,6 @@ def inside_nccl() -> NcclWorld:
 
 
 def full_run() -> dict[str, Any]:
-    """Returns a document in which every field has a value."""
     errors = {"arrival_clock_error_p95_us": 40.0, "arrival_clock_error_us": 90.0}
     late = LateRank(1, 2e6, 0.8, 0.001, 8, 10, 0.02, "data", 0.9, 1.5)
     gain = Gain("phase", 1, "forward", "", 90.0, Interval(0.1, 0.08, 0.12))
@@ -338,7 +328,6 @@ def full_run() -> dict[str, Any]:
         with_devices(world(1, missing_ranks=(0,), problems=("a",), **same)),
         with_devices(world(2, missing_ranks=(1,), problems=("b",), **same)),
     )
-    # Both world sizes cost the same.
     details = [detail(n, step=100 + np.arange(20), epoch_samples=5000) for n in (1, 2)]
     judged = verdict(run_result(*worlds), details)
     said = card(run_result(*worlds), details, judged, Path("RUN"))
@@ -402,7 +391,7 @@ def test_all_rows_of_a_table_have_the_same_columns(report: FullReport, table: st
 def test_csv_has_a_row_per_world_size(report: FullReport) -> None:
     first, second = read(as_csv(report, "worlds"))
     assert (first["world_size"], second["world_size"]) == ("1", "2")
-    # Steps 1 to 8 are measured, of 101, 102, 103, 100, 101, 102, 103 and 100 ms.
+    # The measured steps take 101, 102, 103, 100, 101, 102, 103 and 100 ms.
     assert float(second["step_median_ms"]) == 101.5
     assert float(second["mean_step_ms"]) == pytest.approx(101.5)
     assert float(second["samples_per_s"]) == pytest.approx(2 * 10 / 0.1015)

@@ -1,5 +1,3 @@
-"""Checks that cards name the cause of each kind of run, and fit on a screen if they are long."""
-
 from __future__ import annotations
 
 import json
@@ -46,7 +44,6 @@ def card_of(
     links: HostLinks | None = None,
     **ms: float,
 ) -> Card:
-    """Returns the card of steps of 100 ms with these parts; a single rank waits for nothing."""
     exposed = ms.get("wait", 0.0) + ms.get("transfer", 0.0)
     times = {f"{name}_ms": value for name, value in {"wait": 0.0, "transfer": 0.0, **ms}.items()}
     own = parts(exposed_ms=exposed, no_core_ms=0.0, **times)
@@ -67,8 +64,6 @@ def card_of(
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of run, with the texts that its card has to contain and must not contain."""
-
     card: Card
     says: tuple[str, ...]
     never: tuple[str, ...]
@@ -230,7 +225,6 @@ def test_a_card_of_a_single_world_size_shows_no_speedup() -> None:
 def test_a_single_rank_s_exposed_communication_is_shown_on_the_card(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In each step of about 100 ms the rank waits 20 ms for a bucket."""
     assert main(["report", str(write_run(tmp_path / "r", ranks_of(1, 12)))]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "T transfer 20 ms 19.7%" in text
@@ -276,7 +270,6 @@ def with_command(shown: Card, command: str) -> Card:
 
 
 def words_in_a_shell(text: str, lines: int = 0) -> list[str]:
-    """Returns the arguments that bash reads in a card's command; ``lines``: how many it takes."""
     typed = text[text.index("  commprof run") :]
     assert not lines or typed.count("\\\n") == lines - 1
     return subprocess.run(
@@ -408,7 +401,6 @@ def test_a_named_cause_is_not_preceded_by_whom_nobody_is_sure_to_wait_for() -> N
 def test_the_reason_of_a_late_rank_is_named_though_it_wins_a_little_less(
     cause: str, is_named: bool
 ) -> None:
-    """Waiting for rank 2 takes 30 % of the step, and the cause 29 %."""
     named = replace(WRONG, id=cause, is_wrong=False, share=0.29)
     worlds = (world(4, late_rank=LATE, named_causes=(named,)),)
     details = [detail(4, forward=25, backward=38, wait=30, transfer=4, other=3)]

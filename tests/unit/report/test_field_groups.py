@@ -1,5 +1,3 @@
-"""Groups of a result's fields: exports show their fields as the result's own."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -11,22 +9,16 @@ from commprof.field_groups import FieldGroup, plain_fields
 
 @dataclass(frozen=True)
 class Part:
-    """A value that is no group."""
-
     ms: float
 
 
 @dataclass(frozen=True)
 class Inner(FieldGroup):
-    """A group within a group."""
-
     late: int
 
 
 @dataclass(frozen=True)
 class Times(FieldGroup):
-    """A group of two fields and a group."""
-
     wait: Part
     inner: Inner
     transfer: Part
@@ -34,8 +26,6 @@ class Times(FieldGroup):
 
 @dataclass(frozen=True)
 class Row:
-    """A result with a group between its own fields."""
-
     op: str
     times: Times
     by_rank: dict[int, Part]
@@ -44,8 +34,6 @@ class Row:
 
 @dataclass(frozen=True)
 class Flat:
-    """The same fields without groups."""
-
     op: str
     wait: Part
     late: int

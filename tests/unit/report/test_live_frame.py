@@ -1,5 +1,3 @@
-"""Checks what ``commprof top`` draws."""
-
 from __future__ import annotations
 
 import math
@@ -148,7 +146,7 @@ def test_top_in_a_pipe_reports_once_that_it_waits_for_records(tmp_path: Path) ->
         run = GrowingRun(made, ranks_of(2, 20))
         run.begin()
         run.until(1_500 * MS)
-        made.rename(watched / "world_2")  # both ranks at once
+        made.rename(watched / "world_2")
         lines = [process.stdout.readline() for _ in range(2)]
         process.terminate()
     assert lines[0] == "\n"

@@ -1,5 +1,3 @@
-"""Tables of many ranks show those that cost most, by host, and how the rest is spread."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -11,7 +9,6 @@ from tests.support.builders import results
 
 
 def _world(ranks: int, hosts: int) -> WorldResult:
-    """A world in which rank r costs 1 + r % 50 ms, half of it in forward, half in backward."""
     costs = tuple(
         WaitCost(rank, cause, (1 + rank % 50) / 2, 0.0)
         for rank in range(ranks)
@@ -26,7 +23,6 @@ def test_ten_ranks_are_shown_host_by_host_and_the_rest_as_a_distribution() -> No
     grid = causes_grid([_world(200, 4)])
     assert grid is not None
     names = [row[0] for row in grid.rows]
-    # Ranks 49, 99, 149 and 199 cost 50 ms, 48 and so on 49 ms, 47 and 97 48 ms.
     assert names == [
         *("rank 47 (host0)", "rank 48 (host0)", "rank 49 (host0)"),
         *("rank 97 (host1)", "rank 98 (host1)", "rank 99 (host1)"),

@@ -1,5 +1,3 @@
-"""Lines of the first screen."""
-
 from __future__ import annotations
 
 import random
@@ -33,7 +31,6 @@ def test_a_cut_line_keeps_what_names_the_script(line: str, expected: str) -> Non
 
 
 def test_no_header_ends_after_its_name() -> None:
-    """Draws paths and commands of any length."""
     draw = random.Random(3)
     letters = string.ascii_lowercase + "-_."
     for _ in range(2_000):

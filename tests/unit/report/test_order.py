@@ -1,5 +1,3 @@
-"""Checks the one list of a report's sections."""
-
 from __future__ import annotations
 
 import importlib
@@ -14,9 +12,8 @@ from commprof.report.sections.order import ORDER, sections
 from tests.support.builders.random_results import case
 from tests.support.builders.results import summary
 
-#: Files of the folder that make no section: parts of other sections, and of the report's head.
 WITHOUT_SECTION = {"__init__", "order", "predicted", "reproduce", "setup"}
-#: The sections that a page has further up than a terminal.
+#: A page shows these sections further up than a terminal does.
 MOVED = {"notes"}
 
 

@@ -1,5 +1,3 @@
-"""Checks the content and size of Markdown and HTML, and that no name becomes markup."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -66,8 +64,6 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> FullReport:
 
 
 class Elements(HTMLParser):
-    """All elements of a page with their attributes, and the text of each script."""
-
     def __init__(self, text: str) -> None:
         super().__init__()
         self.found: list[tuple[str, dict[str, str | None]]] = []
@@ -104,7 +100,7 @@ def test_names_are_escaped_in_markdown(hostile: FullReport) -> None:
     assert "](" not in text
     tables = [line for line in text.splitlines() if line.startswith("|")]
     columns = {len(re.findall(r"(?<!\\)\|", line)) for line in tables if "all\\_reduce" in line}
-    assert len(columns) == 1  # no cell was split in two
+    assert len(columns) == 1
     assert "http" not in markdown.escaped("see http://x.y").replace("http:&#47;&#47;", "")
 
 
@@ -151,7 +147,7 @@ def test_names_are_escaped_in_the_page(hostile: FullReport, plain: FullReport) -
     assert {tag for tag, _ in elements.found} <= known
     assert not any(name.startswith("on") for _, a in elements.found for name in a)
     assert text.count("</script>") == 2
-    assert "onerror" in text  # as text
+    assert "onerror" in text
 
 
 def test_the_content_security_policy_allows_only_the_page_s_style_and_script(
@@ -232,7 +228,6 @@ SCHEMA = {
 
 
 def check(value: Any, schema: Any, where: str) -> None:
-    """Checks that a value has the schema's keys and types at every depth."""
     if isinstance(schema, dict):
         assert value.keys() == schema.keys(), where
         for key in schema:
@@ -267,7 +262,8 @@ def test_the_page_s_data_match_their_schema(plain: FullReport, tmp_path: Path) -
         assert shown["predicted"][0]["checked"] is (worst_error is not None)
     assert [point["ranks"] for point in curve["points"]] == [4, 8]
     intervals = document["worlds"][1]["timeline"]["ranks"][0]["intervals"]
-    # Steps from 100 ms on: bucket 0 at 40, bucket 1 at 60, rank 1 is 10 ms late for it.
+    # Bucket 0 is issued at 40 ms and bucket 1 at 60 ms.
+    # Rank 1 is 10 ms late for bucket 1.
     assert intervals["issue"][:2] == [40_000, 20_000]
     assert intervals["bucket"][:4] == [0, 1, 0, 1]
     assert intervals["negotiate"][:2] == [0, 10_000]
@@ -295,7 +291,7 @@ def test_the_page_thins_steps_and_timelines_beyond_its_limits(
     assert 0 < len(two["steps"]) < two["measured_steps"]
     assert np.all(np.diff(two["steps"]) == 1)
     steps = as_dict([report])["worlds"][1]["steps"]
-    # Of every three steps the slowest: a step takes 100 ms, and its number modulo 4 more.
+    # The page has the slowest of every three steps; step n takes 100 + n % 4 ms.
     assert (steps["every"], steps["step"]) == (3, [3, 6, 7, 11, 15, 18, 19, 23, 27, 30])
     assert steps["slowest_ms"][:2] == [103.0, 102.0]
 
@@ -308,7 +304,7 @@ def test_a_run_without_figures_has_a_page(tmp_path: Path) -> None:
 
 
 def luminance(colour: str) -> float:
-    """Returns the relative luminance of WCAG 2.2."""
+    """WCAG 2.2 defines this relative luminance."""
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
     return float(np.dot((0.2126, 0.7152, 0.0722), linear))
@@ -329,11 +325,6 @@ def test_every_colour_has_enough_contrast_with_the_page_s_background(theme: str)
 
 
 def many_buckets(world_size: int, steps: int, buckets: int = 25) -> list[Rank]:
-    """Ranks with steps of 1 s bound by a slow link, at times that are not round figures.
-
-    Ranks are late by up to 150 ms. A bucket is issued every 15 ms and one is done every 23 ms, so
-    each waits longer in the queue of gloo's two threads. The training thread waits for the last.
-    """
     made = [Rank(r, world_size) for r in range(world_size)]
     draw = np.random.default_rng(7)
     for step in range(steps):
@@ -359,7 +350,6 @@ def test_the_page_of_many_buckets_and_long_steps_is_at_most_1_mb(tmp_path: Path)
     text = page.render(report)
     assert 950_000 < len(text.encode()) <= 1_000_000
     figures = text.split('id="data">')[1].split("</script>")[0]
-    # The limit of spans alone would not be enough.
     assert len(text.encode()) - len(figures) + len(page_data([report], None, 10**9)) > 1_000_000
     (world,) = json.loads(figures)["worlds"]
     timeline = world["timeline"]
@@ -367,8 +357,8 @@ def test_the_page_of_many_buckets_and_long_steps_is_at_most_1_mb(tmp_path: Path)
     assert measured == 199
     assert 0 < len(shown) < measured
     assert shown == list(range(shown[0], shown[-1] + 1))
-    assert abs((shown[0] - 1) - (measured - shown[-1])) <= 2  # cut equally at both ends
-    assert timeline["left_out"] == 0  # only whole steps are left out
+    assert abs((shown[0] - 1) - (measured - shown[-1])) <= 2
+    assert timeline["left_out"] == 0
     intervals = [rank["intervals"] for rank in timeline["ranks"]]
     assert [len(each["issue"]) for each in intervals] == [25 * len(shown)] * 8
     assert np.median(intervals[0]["queue"]) > 100_000

@@ -1,5 +1,3 @@
-"""Tables of each step, call and wait of every rank: ``commprof report --format parquet -o DIR``."""
-
 from __future__ import annotations
 
 import errno
@@ -38,7 +36,6 @@ def tables(run: Path) -> Path:
 
 
 def read(folder: Path, table: str, world_size: int) -> Any:
-    """The columns of a table at one world size as numpy arrays, from Hive's directories."""
     found = dataset.dataset(folder / table, partitioning="hive")
     rows = found.to_table(filter=dataset.field("world_size") == world_size)
     return {name: rows[name].to_numpy() for name in rows.column_names}
@@ -150,7 +147,7 @@ def test_ranks_over_128_are_in_files_of_their_own(tmp_path: Path) -> None:
 def test_what_is_not_known_is_null_and_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ranks of two machines whose clocks cannot be compared: no wait, no transfer, no origin."""
+    """The clocks of ranks with different boot ids cannot be compared."""
     ranks = ranks_of(2, 9, late_ms=5)
     for rank in ranks:
         rank.metadata["machine"]["boot_id"] = f"boot {rank.rank}"
@@ -349,7 +346,6 @@ def test_a_folder_without_pyarrow_names_the_package(
 
 
 def queries() -> list[str]:
-    """The queries that the documentation shows, as they stand."""
     found = re.findall(r"```sql\n(.*?)```", DOCS.read_text(), re.DOTALL)
     assert len(found) == 2
     return found
@@ -363,15 +359,15 @@ def test_the_queries_of_the_documentation_answer_in_duckdb(
     waiting, sizes = (duckdb.sql(query) for query in queries())
     assert waiting.columns[:3] == ["world_size", "origin_host", "origin_rank"]
     late = waiting.fetchall()[0]
-    # 3 ranks wait 5 ms for rank 3 in each measured step.
+    # In each of 11 measured steps, 3 ranks wait 5 ms each for rank 3.
     assert late == (4, "host", 3, pytest.approx(3 * 11 * 0.005), 3)
     found = [dict(zip(sizes.columns, row, strict=True)) for row in sizes.fetchall()]
     assert [(row["world_size"], row["size_bytes"], row["calls"]) for row in found] == [
         (1, 4_000_000, 2 * 8),
         (4, 4_000_000, 4 * 2 * 11),
     ]
-    assert found[0]["busbw_gb_per_s"] is None  # of one rank
-    # Bucket 0 takes 10 ms, bucket 1 takes 20.
+    assert found[0]["busbw_gb_per_s"] is None
+    # The transfer of 4 MB takes 10 ms in bucket 0 and 20 ms in bucket 1.
     assert found[1]["busbw_gb_per_s"] == pytest.approx(1.5 * (0.4 + 0.2) / 2)
 
 

@@ -1,5 +1,3 @@
-"""Fractions in percent have no sign where they round to nothing."""
-
 from __future__ import annotations
 
 import pytest

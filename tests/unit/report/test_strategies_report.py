@@ -1,5 +1,3 @@
-"""Checks reports of several strategies: the tables, the names in charts, and the page's size."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -70,7 +68,7 @@ def test_json_has_the_verdict_of_each_strategy(
 def test_markdown_has_the_strategies_table(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(run, "markdown", capsys)
     rows = [line for line in text.splitlines() if line.startswith("| 2 | ")]
-    # 10 samples per rank in a step of 101.5 ms; fsdp's steps take 10 ms more.
+    # Each of 2 ranks trains 10 samples in 101.5 ms; fsdp's steps take 10 ms more.
     assert rows[0].startswith("| 2 | ddp | 197 | 1.00x |")
     assert rows[1].startswith("| 2 | fsdp | 179 | 0.91x |")
 

@@ -1,5 +1,3 @@
-"""Checks the sweep table for the terminal, to the character."""
-
 from __future__ import annotations
 
 import math
@@ -13,7 +11,6 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "sweep_table.txt"
 
 
 def golden_text() -> str:
-    """Returns the table of two operations, one without placements or data, in a failed sweep."""
     both = [
         row(key=key(placement="out_of_place"), time_us=61.5, algbw_gb_per_s=0.016_65, cv=0.041),
         row(),

@@ -1,5 +1,3 @@
-"""Checks the report for the terminal, to the character."""
-
 from __future__ import annotations
 
 import math
@@ -96,7 +94,6 @@ KINDS = (
 
 
 def golden_run() -> RunResult:
-    """A run of 1, 2 and 4 ranks, in which the run of 8 ranks failed."""
     worlds = (
         world(1, parts=parts(exposed_ms=0.12, wait_ms=0.0, transfer_ms=0.12, hidden_ms=0.0)),
         world(
@@ -358,7 +355,7 @@ def test_the_report_of_summaries_is_no_wider_than_the_terminal(tmp_path: Path) -
     test_summaries.two_ranks(tmp_path)
     lines = table.render(analyse_run(tmp_path), 80, tables=80).splitlines()
     assert "Ranks that issued last, at 2 ranks:" in lines
-    paths = [line for line in lines if str(tmp_path) in line]  # a path is not broken
+    paths = [line for line in lines if str(tmp_path) in line]
     assert max(len(line) for line in lines if line not in paths) <= 80
 
 
@@ -383,7 +380,6 @@ def test_panels_of_a_wide_table_hold_every_cell_and_repeat_only_key_columns(
     assert "\n\n" not in whole
     panels = tabulated(*grid, width=width).split("\n\n")
     assert len(panels) > 1
-    # Lines with content: headers and rows, without the rule between them.
     every = words([line for panel in panels for line in panel.splitlines() if "---" not in line])
     once = words([*grid.headers, *(cell for row in grid.rows for cell in row)])
     assert not once - every

@@ -1,5 +1,3 @@
-"""Checks that two groups of values are found, but not in samples of one distribution."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Checks intervals over few rounds against published quantiles and simulated values."""
-
 from __future__ import annotations
 
 import math
@@ -19,7 +17,7 @@ from commprof.stats.intervals import (
 
 @pytest.mark.parametrize(
     ("probability", "degrees", "quantile"),
-    # Tables of Student's distribution, three digits after the point.
+    # Published tables of Student's distribution give three digits after the point.
     [
         *((0.975, 1, 12.706), (0.975, 4, 2.776), (0.975, 7, 2.365), (0.975, 30, 2.042)),
         *((0.995, 4, 4.604), (0.95, 9, 1.833), (0.9995, 2, 31.599)),
@@ -32,7 +30,6 @@ def test_student_t_quantiles_equal_published_tables(
 
 
 def test_ratios_are_paired_by_round() -> None:
-    # Rounds differ by a factor of 10, the pairs always by 2.
     plain = np.array([1.0, 10.0, 3.0, 7.0])
     found = ratio_of_rounds(plain / 2, plain)
     assert found is not None
@@ -40,7 +37,6 @@ def test_ratios_are_paired_by_round() -> None:
 
 
 def test_the_center_is_the_median_of_the_means_of_all_pairs() -> None:
-    # The means of all pairs of 0, 1, 5 are 0, 0.5, 2.5, 1, 3, 5.
     assert center(np.array([0.0, 1.0, 5.0])) == pytest.approx((1 + 2.5) / 2)
     assert center(np.array([[0.0, 1.0, 5.0], [2.0, 2.0, 2.0]])).tolist() == [1.75, 2.0]
 
@@ -72,7 +68,6 @@ def test_an_interval_with_a_higher_level_is_wider() -> None:
 @pytest.mark.parametrize("degrees", [3, math.inf])
 @pytest.mark.parametrize("count", [3, 4, 6, 12])
 def test_intervals_of_ratios_cover_the_truth_at_the_stated_rate(count: int, degrees: float) -> None:
-    """Draws normal values, and values with outliers (Student's distribution)."""
     draw = np.random.default_rng(count)
     tries = 500
     covered = 0
@@ -81,7 +76,7 @@ def test_intervals_of_ratios_cover_the_truth_at_the_stated_rate(count: int, degr
         found = ratio_of_rounds(np.exp(0.2 + 0.1 * wild), np.ones(count))
         assert found is not None
         covered += found.contains(math.exp(0.2))
-    # 95 % is stated; of 500 tries, 2 standard deviations are 2 %.
+    # The stated rate is 95 %; two standard deviations of 500 tries are 2 %.
     assert covered / tries >= 0.93
 
 

@@ -1,5 +1,3 @@
-"""Probability that a value comes from the same distribution as other values."""
-
 from __future__ import annotations
 
 import math
@@ -13,7 +11,7 @@ from commprof.stats.outliers import chance_beyond, student_tail
 @pytest.mark.parametrize(
     ("degrees", "deviate", "tail"),
     [
-        # Student's t as tables of its quantiles have it.
+        # The values are from tables of quantiles of Student's t.
         (1, 6.3138, 0.05),
         (2, 2.9200, 0.05),
         (3, 4.5407, 0.01),

@@ -1,9 +1,3 @@
-"""Checks the rank tests against enumeration, chance and values computed by hand.
-
-Also checks the worth of correlated values, the spread of disturbed ones, and the correction for
-multiple tests.
-"""
-
 from __future__ import annotations
 
 import itertools
@@ -33,7 +27,6 @@ from commprof.stats.rank_tests import (
 
 
 def alike(r: float, count: int, seed: int) -> npt.NDArray[np.float64]:
-    """A stationary autoregressive series whose lag-1 correlation is r."""
     random = np.random.default_rng(seed)
     values = [random.normal()]
     for _ in range(count - 1):
@@ -75,7 +68,6 @@ def test_the_robust_deviation_ignores_disturbed_values() -> None:
 
 
 def by_counting(first: list[float], second: list[float]) -> float:
-    """Returns the exact two-sided p-value, from all ways to choose which values are the first's."""
     ranks = midranks(np.array([*first, *second]))
     n, mean = len(first), len(first) * ranks.mean()
     observed = abs(ranks[:n].sum() - mean)
@@ -90,7 +82,7 @@ def test_two_sided_probability_of_1_96_deviations_is_5_percent() -> None:
 
 
 def test_the_rank_test_gives_known_p_values() -> None:
-    # Of the C(6, 3) = 20 ways to draw, 2 are as extreme as these.
+    # 2 of the C(6, 3) = 20 ways to draw three values are as extreme as these.
     assert rank_test([1, 2, 3], [4, 5, 6]) == pytest.approx(0.1)
     assert rank_test([4, 5, 6], [1, 2, 3]) == pytest.approx(0.1)
     assert rank_test([1], [2]) == 1.0
@@ -119,9 +111,9 @@ def test_the_rank_test_gives_1_for_equal_or_missing_values() -> None:
 
 
 def test_correlation_raises_the_p_value() -> None:
-    p = math.erfc(4 / math.sqrt(2))  # four standard deviations
+    p = math.erfc(4 / math.sqrt(2))
     assert with_correlation(p, 0.0) == p == with_correlation(p, -0.5)
-    # r = 0.6 leaves a quarter of the values, and half the deviate.
+    # With r = 0.6 the values are worth a quarter of their number, which halves the deviate.
     assert with_correlation(p, 0.6) == pytest.approx(math.erfc(2 / math.sqrt(2)))
     assert with_correlation(1.0, 0.6) == 1.0
 
@@ -134,7 +126,7 @@ def test_the_rank_test_of_large_samples_is_close_to_the_exact_test() -> None:
     random = np.random.default_rng(1)
     first, second = random.normal(0, 1, 30), random.normal(0.6, 1, 30)
     exact = rank_test(first.tolist(), second.tolist())
-    # With two more values in the middle of each, the normal approximation is used.
+    # Samples of 32 values use the normal approximation instead of the exact test.
     more = [0.3001, 0.3002]
     normal = rank_test([*first, *more], [*second, *more])
     assert exact == pytest.approx(normal, rel=0.25)
@@ -159,7 +151,6 @@ def test_holm_correction_of_known_p_values() -> None:
 
 
 def exact(a: list[float], b: list[float]) -> float:
-    """Returns the two-sided p-value, from all ways to divide the values."""
     values = a + b
 
     def u(chosen: tuple[int, ...]) -> float:
@@ -202,7 +193,6 @@ def test_the_step_test_rejects_equal_distributions_in_about_5_percent() -> None:
 
 
 def steps_alike(random: np.random.Generator, steps: int, r: float) -> np.ndarray:
-    """Returns an AR(1) series of steps of 100 ms with a standard deviation of 3."""
     values = random.normal(size=steps)
     for i in range(1, steps):
         values[i] = r * values[i - 1] + math.sqrt(1 - r * r) * values[i]
@@ -215,7 +205,7 @@ def test_the_step_test_rarely_rejects_equal_correlated_steps(steps: int, r: floa
     random = np.random.default_rng(8)
     pairs = [(steps_alike(random, steps, r), steps_alike(random, steps, r)) for _ in range(200)]
     found = np.array([step_test(*pair) for pair in pairs])
-    # 5 % and 2 standard errors of 200 draws; with r as estimated it was up to 0.48.
+    # The bound is 5 % plus two standard errors of 200 draws.
     assert np.mean(found < 0.05) <= 0.08
 
 
@@ -239,13 +229,13 @@ def test_the_ratio_s_interval_covers_the_truth_if_steps_are_correlated() -> None
     for _ in range(200):
         a, b = steps_alike(random, 40, 0.5), 1.05 * steps_alike(random, 40, 0.5)
         held += ratio_of_medians(b, a, independent_share(a, b)).contains(1.05)
-    assert held >= 186  # 93 %
+    assert held >= 186
 
 
 def test_the_step_test_is_nan_for_few_highly_correlated_steps() -> None:
     slow = np.sin(np.arange(30) / 10)
     assert math.isnan(step_test(slow, 10 + slow))
-    # r = 0.99 at most: 0.01 / 1.99
+    # The correlation is limited to 0.99, and (1 - 0.99) / (1 + 0.99) = 0.00503.
     assert independent_share(slow, 10 + slow) == pytest.approx(0.00503, abs=1e-5)
     assert independent_share(slow, np.zeros(0)) == 1.0
     by_turns = np.array([1.0, 2.0] * 15)
@@ -257,14 +247,14 @@ def test_the_smallest_p_value_is_a_lower_bound_of_the_step_test() -> None:
     low, high = random.permutation(20.0 + np.arange(20)), random.permutation(40.0 + np.arange(20))
     assert step_test(low, high) >= smallest_p_value(20, 20)
     assert smallest_p_value(20, 20) < 1e-6
-    # z = (16 / 2 - 0.5) / sqrt(16 * 9 / 12) = 2.165
+    # The least p-value is that of z = (16 / 2 - 0.5) / sqrt(16 * 9 / 12) = 2.165.
     assert smallest_p_value(4, 4) == pytest.approx(0.0304, abs=1e-4)
     assert smallest_p_value(3, 4) > 0.05
     assert smallest_p_value(0, 4) == 1.0
 
 
 def test_adjusted_p_values_follow_holm_and_keep_nan() -> None:
-    # 0.01 * 4, then max(., 0.02 * 3), max(., 0.03 * 2), max(., 0.5 * 1)
+    # Holm's factors for the sorted p-values are 4, 3, 2 and 1; no result is below the one before.
     assert adjusted([0.03, 0.01, math.nan, 0.5, 0.02]) == pytest.approx(
         [0.06, 0.04, math.nan, 0.5, 0.06], nan_ok=True
     )

@@ -1,8 +1,3 @@
-"""Tables from records, with numbers small enough to check by eye.
-
-The tables of a trace are built once, and are released with the trace.
-"""
-
 from __future__ import annotations
 
 import cProfile
@@ -74,7 +69,7 @@ def test_collectives_join_their_completion(directory: Path) -> None:
             issue(10, 1, op=all_reduce, group=1, seq=7, bytes_in=64, bytes_out=32, value=5),
             ended(50, 1),
             ended(40, 2),
-            ended(99, 3),  # of an operation issued before capture began
+            ended(99, 3),
         )
     )
 
@@ -93,15 +88,15 @@ def test_the_first_wait_ends_a_collective_without_reported_completion(directory:
     table = columns.collectives(
         trace_of(
             directory,
-            issue(10, 1),  # the wait's end is its end
+            issue(10, 1),
             waited(15, 20, 1),
-            issue(11, 2),  # no wait and no end: still running
+            issue(11, 2),
             issue(12, 3, flags=async_flag),  # a wait for a device does not show the end
             waited(16, 21, 3),
-            issue(13, 4),  # the completion counts, not the wait
+            issue(13, 4),
             waited(17, 30, 4),
             ended(18, 4),
-            issue(14, 5),  # the first wait counts
+            issue(14, 5),
             waited(40, 41, 5),
             waited(50, 51, 5),
         )
@@ -127,7 +122,6 @@ def test_steps_are_the_times_between_boundaries(directory: Path) -> None:
 
 
 def test_a_pause_of_recording_belongs_to_no_step(directory: Path) -> None:
-    # Recording is off after step 1, during steps 2 and 3, and on again before step 4.
     rows = [boundary(0, 0, ended=False), boundary(10, 0), boundary(20, 1)]
     rows += [boundary(70, 4, ended=False), boundary(80, 4), boundary(95, 5)]
     steps = columns.steps(trace_of(directory, *rows))
@@ -137,7 +131,6 @@ def test_a_pause_of_recording_belongs_to_no_step(directory: Path) -> None:
 
 
 def test_a_lost_boundary_removes_both_adjacent_steps(directory: Path) -> None:
-    """A full ring dropped the boundary of step 1: steps 1 and 2 have no length."""
     rows = [boundary(0, 0, ended=False), boundary(10, 0), boundary(30, 2), boundary(40, 3)]
     steps = columns.steps(trace_of(directory, *rows))
 
@@ -182,9 +175,9 @@ def window(
 @pytest.mark.parametrize(
     ("cpu_ns", "run_delay_ns", "blocked_ns", "no_core_ns"),
     [
-        (30, 20, 70, 20),  # 100 of wall time: 30 ran, 20 of the rest had no core
-        (30, 90, 70, 70),  # clocks of different resolution: at most the time off the core
-        (120, 0, 0, 0),  # and at least 0
+        (30, 20, 70, 20),
+        (30, 90, 70, 70),  # the two clocks differ in resolution, so the delay is limited to 70 ns
+        (120, 0, 0, 0),
         (0, 0, 100, 0),
     ],
 )
@@ -227,12 +220,12 @@ def test_delay_by_helper_threads_is_at_most_their_cpu_time(
 
 def test_finalizations_are_paired_by_thread_and_unpaired_ones_left_out(directory: Path) -> None:
     rows = [
-        window(made.FINALIZE_END, 5, 1, 0, 0),  # began before capture
+        window(made.FINALIZE_END, 5, 1, 0, 0),
         window(made.FINALIZE_BEGIN, 10, 2, 0, 0, thread=1),
         window(made.FINALIZE_BEGIN, 11, 3, 0, 0, thread=2),
         window(made.FINALIZE_END, 20, 2, 0, 0, thread=1),
         window(made.FINALIZE_END, 31, 3, 0, 0, thread=2),
-        window(made.FINALIZE_BEGIN, 40, 4, 0, 0),  # the process was killed inside
+        window(made.FINALIZE_BEGIN, 40, 4, 0, 0),
     ]
     span = columns.finalizations(trace_of(directory, *rows)).span
 
@@ -300,7 +293,6 @@ TABLES = ("phases", "waits", "pauses", "finalizations", "collectives", "buckets"
 
 
 def calls_of(profile: cProfile.Profile, *files: str) -> Counter[str]:
-    """Returns how often each function of these files ran."""
     found: Counter[str] = Counter()
     for (file, _, name), (_, calls, *_) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
         if file in files:
@@ -314,11 +306,10 @@ def test_a_report_builds_each_table_once_per_rank_and_matches_once(tmp_path: Pat
     assert profile.runcall(main, ["report", str(run), "--format", "html"]) == 0
     made = calls_of(profile, columns.__file__)
     assert {name: made[name] for name in TABLES} == dict.fromkeys(TABLES, 4)
-    # Steps that the script marks are found for all ranks at once.
     assert calls_of(profile, blocks.__file__)["_keep_steps"] == 1
     assert made["steps"] == 0
-    assert made["compressions"] == 0  # of ranks that compress nothing, no table is made
-    assert made["kept"] > 2 * len(TABLES) * 4  # requested far more often than built
+    assert made["compressions"] == 0
+    assert made["kept"] > 2 * len(TABLES) * 4
     assert calls_of(profile, exposure.__file__)["exposures"] == 4
     assert calls_of(profile, matching.__file__)["match"] == 1
 
@@ -352,7 +343,6 @@ _STEPS = ("index", "begin_ns", "end_ns", "thread")
 
 
 def _with_steps(number: int) -> Trace:
-    """A trace of ``number`` steps."""
     rank = Rank()
     for step in range(number):
         rank.step(step * MS, (step + 1) * MS)
@@ -394,7 +384,7 @@ def test_tables_and_the_records_of_a_trace_are_read_only() -> None:
             column[0] = 1
     with pytest.raises(ValueError, match="read-only"):
         trace.records["timestamp_ns"][0] = 1
-    assert written.flags.writeable  # the caller's array stays writable
+    assert written.flags.writeable
     assert np.count_nonzero(written["kind"] == Kind.STEP) == 2
 
 
@@ -426,7 +416,6 @@ def test_fields_are_read_by_the_names_of_the_table(directory: Path) -> None:
 
 
 def test_each_column_of_times_says_what_it_holds() -> None:
-    """Another clock changes moments but no durations; a column's name does not tell which it is."""
     tables = [
         table
         for module in (columns, nccl, arrivals)

@@ -1,5 +1,3 @@
-"""The report on ranks and launchers that ended abnormally, and on restarts."""
-
 from __future__ import annotations
 
 import json
@@ -58,7 +56,7 @@ def gone_pid() -> int:
     ("versions", "said"),
     [
         (("2.13.0", "2.13.0+cpu", "2.13.0+cu126"), ""),
-        (("2.13.0", "", "2.13.0"), ""),  # NCCL's plugin does not know the version
+        (("2.13.0", "", "2.13.0"), ""),  # NCCL's plugin does not know torch's version
         (("2.13.0+cpu", "2.15.0", "2.15.0"), "(2.13.0 on rank 0; 2.15.0 on ranks 1, 2)"),
     ],
 )
@@ -121,7 +119,7 @@ def test_a_full_disk_and_pauses_of_a_rank_are_reported(tmp_path: Path) -> None:
 
 
 def test_a_pause_in_which_native_stacks_were_read_is_not_a_stranger_s(tmp_path: Path) -> None:
-    """py-spy stops a rank while it reads its C++ frames."""
+    """py-spy stops a process to read C++ frames."""
     pauses = {"count": 1, "total_ns": 10**9, "longest_ns": 10**9, "longest_begin_ns": START_NS}
 
     def told() -> str:
@@ -152,7 +150,7 @@ def test_state_of_distinguishes_running_stopped_gone_and_unknown_processes(tmp_p
     now = time.monotonic_ns()
     mine = trace(tmp_path, pid=os.getpid(), machine=HERE, monotonic_ns=now).metadata
     assert state_of(mine) is State.RUNS
-    # A process with this pid that began after the trace is another one.
+    # A process that began after the trace is another process with the same pid.
     assert state_of({**mine, "clock": {"monotonic_ns": 1}}) is State.GONE
     assert state_of({**mine, "pid": gone_pid()}) is State.GONE
     assert state_of({**mine, "machine": {**HERE, "boot_id": "another"}}) is State.UNKNOWN
@@ -206,7 +204,7 @@ def test_exceptions_are_described_in_one_line() -> None:
 
 
 def write_attempts(directory: Path, *attempts: tuple[int, int]) -> None:
-    """Writes two ranks' traces of each attempt, given as begin in ms and steps of 100 ms."""
+    """``attempts`` are pairs of a begin in ms (-1: no records) and a number of 100 ms steps."""
     for attempt, (begin_ms, steps) in enumerate(attempts):
         for number in (0, 1):
             rank = Rank(number, 2)
@@ -223,7 +221,7 @@ def write_attempts(directory: Path, *attempts: tuple[int, int]) -> None:
     ("attempts", "lost"),
     [
         ([(0, 3), (900, 0), (1500, 2)], [1.2, None, None]),
-        ([(0, 3), (-1, 0), (1500, 2)], [1.2, None, None]),  # an attempt without records
+        ([(0, 3), (-1, 0), (1500, 2)], [1.2, None, None]),
         ([(0, 0), (900, 0), (1500, 2), (2000, 1)], [1.5, None, 0.3, None]),
         ([(-1, 0), (900, 0), (1500, 2)], [None, 0.6, None]),
         ([(0, 3), (900, 0)], [None, None]),
@@ -255,7 +253,7 @@ def test_a_restart_is_reported_with_both_attempts_and_the_lost_time(tmp_path: Pa
     assert (first.number, first.ranks, first.steps) == (0, 2, 3)
     assert first.ending == "rank 1: its process was ended by SIGKILL"
     assert first.duration_s == pytest.approx(0.3)
-    assert first.lost_s == pytest.approx(0.6)  # from 300 to 900 ms
+    assert first.lost_s == pytest.approx(0.6)
     assert (second.number, second.steps, second.ending) == (1, 2, "")
     (remark,) = attempts_remarks((first, second))
     assert "restarted once: for 0.6 s no step was trained" in remark
@@ -273,7 +271,7 @@ def test_one_attempt_is_no_restart(tmp_path: Path) -> None:
 
 
 def test_an_empty_trace_does_not_prevent_reading_the_others(tmp_path: Path) -> None:
-    (tmp_path / "rank_0.trace").touch()  # killed before its first block
+    (tmp_path / "rank_0.trace").touch()
     Rank(1, 2).write(tmp_path / "rank_1.trace")
     assert read_context(tmp_path)["world_sizes"] == [2]
     run = read_world(tmp_path, 2)
@@ -282,7 +280,6 @@ def test_an_empty_trace_does_not_prevent_reading_the_others(tmp_path: Path) -> N
 
 
 def test_what_holds_for_many_ranks_is_one_sentence(tmp_path: Path) -> None:
-    """128 ranks without an end, of which 100 were killed, beside 171 with empty traces."""
     for rank in range(299):
         path = tmp_path / f"rank_{rank}.trace"
         if rank < 128:

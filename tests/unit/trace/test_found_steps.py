@@ -1,5 +1,3 @@
-"""Steps, merged steps and samples of scripts, from few enough records to check by eye."""
-
 from __future__ import annotations
 
 import math
@@ -32,7 +30,6 @@ def phase(phase: Phase, begin: int, end: int, samples: int = 0) -> bytes:
 
 
 def backward(begin: int, end: int) -> tuple[bytes, bytes]:
-    """Records of a backward pass that communicates."""
     return phase(Phase.BACKWARD, begin, end), made.record(begin + 1, made.ISSUE, value=1)
 
 
@@ -43,7 +40,7 @@ def test_declared_steps_override_found_ones(tmp_path: Path) -> None:
     marks = (START, mark(8, 0, UPDATED), mark(10, 1), mark(20, 2), mark(30, 3))
     steps = columns.steps(trace_of(tmp_path, *marks))
     assert steps.source == "declared"
-    # Step 1 began at an unknown time: what came before the first declaration is no step.
+    # The begin of step 1 is not known, because nothing before 10 ns was declared.
     assert list(zip(steps.index, steps.begin_ns, steps.end_ns, strict=True)) == [
         (2, 10, 20),
         (3, 20, 30),
@@ -76,7 +73,6 @@ def test_a_pause_of_capture_between_backward_passes_belongs_to_no_step(tmp_path:
 
 
 def iteration(begin: int, passes: int, step: int | None) -> list[bytes]:
-    """Records of backward passes of 2 ns each, then of an update that ends the step, if any."""
     rows = [row for i in range(passes) for row in backward(begin + 3 * i, begin + 3 * i + 2)]
     end = begin + 3 * passes
     if step is not None:
@@ -99,7 +95,7 @@ def test_a_step_with_two_iterations_and_one_update_is_reported_as_merged(tmp_pat
 
 def test_gradient_accumulation_is_not_reported_as_merged_steps(tmp_path: Path) -> None:
     assert merged(tmp_path, *(iteration(20 * i, 4, i) for i in range(4))) == []
-    # The rest of an epoch is carried into the next step: 6 is no multiple of 4.
+    # A step can take over the rest of an epoch's passes: 6 is no multiple of 4.
     steps = [iteration(20 * i, 4, i) for i in range(3)]
     assert merged(tmp_path, *steps, iteration(60, 6, 3)) == []
 
@@ -112,7 +108,7 @@ def test_the_update_of_a_second_model_is_not_reported_as_merged_steps(tmp_path: 
 
 def test_samples_are_summed_over_the_given_steps(tmp_path: Path) -> None:
     reads = [phase(Phase.DATA, 10 * i + 1, 10 * i + 2, samples=4) for i in range(4)]
-    epoch_end = phase(Phase.DATA, 35, 36)  # StopIteration
+    epoch_end = phase(Phase.DATA, 35, 36)  # the read that ends an epoch gives no batch
     marks = [mark(10 * i + 10, i, UPDATED) for i in range(4)]
     trace = trace_of(tmp_path, START, *marks, *reads, epoch_end)
     assert samples_read([trace], np.array([1, 2, 3]))[0] == 12
@@ -128,4 +124,4 @@ def test_the_sum_of_samples_is_unknown_if_one_batch_is_unknown(tmp_path: Path) -
     )
     assert samples_read([trace], np.array([0]))[0] == 4
     assert math.isnan(samples_read([trace], np.array([0, 1]))[0])
-    assert math.isnan(samples_read([trace], np.array([2]))[0])  # nothing was read
+    assert math.isnan(samples_read([trace], np.array([2]))[0])

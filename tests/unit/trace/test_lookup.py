@@ -1,5 +1,3 @@
-"""Rows of a table by operation, and by time."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -50,7 +48,7 @@ def test_distinct_rows_are_numbered_as_numpy_numbers_them(most: int, columns: in
     random = np.random.default_rng([columns, most % 1000])
     for rows in (1, 2, 50, 3000):
         table = random.integers(-most, most, (rows, columns), endpoint=True)
-        table = table[random.integers(0, rows, rows)]  # some rows are equal
+        table = table[random.integers(0, rows, rows)]
         number, first = distinct_rows(*table.T)
         distinct, expected_first, expected = np.unique(
             table, axis=0, return_index=True, return_inverse=True

@@ -1,5 +1,3 @@
-"""Checks the families of operations."""
-
 from __future__ import annotations
 
 from commprof.trace.operations import FAMILIES, codes_of, family, names_of

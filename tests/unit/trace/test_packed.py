@@ -1,5 +1,3 @@
-"""Records in few bytes give every value back, on their own clock and on another."""
-
 from __future__ import annotations
 
 import errno
@@ -17,7 +15,6 @@ _KINDS = (Kind.STEP, Kind.PHASE, Kind.ISSUE, Kind.END, Kind.CLOCK)
 
 
 def _random(seed: int, count: int = 500) -> Records:
-    """Records with fields of all widths: constant, narrow, wide and at the largest value."""
     random = np.random.default_rng(seed)
     records = np.zeros(count, dtype=RECORD_DTYPE)
     for field in RECORD_DTYPE.names or ():
@@ -185,7 +182,7 @@ def test_equal_records_of_a_file_and_of_rings_are_kept_once(
     monkeypatch.setattr(packed, "_CHUNK_RECORDS", 20)
     records = _random(4, 200)
     records["timestamp_ns"] = 10 + np.arange(len(records)) // 3
-    records[1::10] = records[::10]  # written twice, also on both sides of a border of chunks
+    records[1::10] = records[::10]
     in_rings = records["timestamp_ns"] >= first_ns
     late = np.concatenate((records[in_rings], _random(5, 30)[: 30 * (first_ns == 100)]))
     packer = packed.Packer()
@@ -208,7 +205,7 @@ def test_a_column_beyond_its_data_is_refused(row: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(("wanted", "held"), [(1, 7_232), (7_233, 23_616), (10**6, 40_000)])
 def test_the_latest_records_are_whole_chunks_at_the_end(wanted: int, held: int) -> None:
-    records = _random(3, 40_000)  # two chunks of 16,384, and the rest
+    records = _random(3, 40_000)  # 40,000 records are two chunks of 16,384 and a rest
     latest = packed.packed(records).latest(wanted)
     assert len(latest) == held
     assert (np.asarray(latest) == records[-held:]).all()

@@ -1,8 +1,3 @@
-"""Salvage of traces whose process is known to be gone, and reading of a live process's rings.
-
-The tests write the ring file of the live process.
-"""
-
 from __future__ import annotations
 
 import os
@@ -31,14 +26,12 @@ PIDS = os.readlink("/proc/self/ns/pid")
 
 @pytest.fixture
 def gone() -> int:
-    """Pid of a process that has ended."""
     process = subprocess.Popen(["true"])
     process.wait()
     return process.pid
 
 
 def write(directory: Path, pid: int, boot_id: str = BOOT_ID, pids: str = PIDS) -> tuple[Path, Path]:
-    """Writes a trace that was not closed, and the ring of its process with one record."""
     prefix = str(directory / "ring-")
     metadata: dict[str, Any] = made.metadata(pid=pid, ring_prefix=prefix)
     metadata["machine"].update(boot_id=boot_id, pid_namespace=pids)
@@ -93,13 +86,11 @@ def test_a_trace_without_rings_is_not_read_whole_to_be_salvaged(
     assert whole == []
 
 
-#: Functions that salvage calls, in this order: a file is read, then two rings, then the file again.
+#: ``salvage`` calls these functions in this order if a process has two rings.
 MOMENTS = ("_read_file", "ring", "ring", "_read_file", "_append", "remove_rings", "ring", "ring")
 
 
 class Meanwhile:
-    """Runs ``other`` once, before the call in ``MOMENTS`` with index ``number``."""
-
     def __init__(self, patch: pytest.MonkeyPatch, number: int, other: Callable[[], object]) -> None:
         self.calls: list[str] = []
         self._number, self._other = number, other
@@ -170,8 +161,6 @@ SESSION = 77
 
 
 class Ring:
-    """Ring file as the recorder writes it."""
-
     def __init__(self, path: Path, capacity: int = 4, session: int = SESSION) -> None:
         self._path, self._capacity, self._head = path, capacity, 0
         header = struct.pack("<8sIIQQ", b"CPRING01", trace_bytes.RECORD_BYTES, 1, capacity, session)
@@ -184,7 +173,7 @@ class Ring:
                 file.write(trace_bytes.record(time_ns))
                 self._head += 1
             file.seek(64)
-            # Head and tail are equal: records are drained at once, as in always-on mode.
+            # Head and tail are equal, as in always-on mode, where records are drained at once.
             file.write(struct.pack("<Q", self._head))
             file.seek(128)
             file.write(struct.pack("<Q", self._head))
@@ -214,7 +203,7 @@ def test_overwritten_records_are_counted_and_the_slot_in_use_is_not_read(tmp_pat
     ring.push(1)
     assert times(tail) == [1]
     ring.push(2, 3, 4, 5, 6, 7)
-    # The oldest of the 4 slots is not read, as the next push overwrites it.
+    # The oldest of the 4 slots is not read, because the next push overwrites this slot.
     assert times(tail) == [5, 6, 7]
     assert tail.missed == 3
 

@@ -1,5 +1,3 @@
-"""The trace format's tables agree in the C++ headers, the native module and Python."""
-
 from __future__ import annotations
 
 import json
@@ -29,7 +27,6 @@ FLAGS = {
     "manual_finalize": schema.FLAG_MANUAL_FINALIZE,
 }
 
-#: Keys of a summary in addition to its counters.
 SUMMARY_PARTS = (
     *("mode", "steps_end", "steps", "exposed", "phases", "paused", "arrivals"),
     *("arrival_clock_error", "hosts", "exposed_wait", "exposed_transfer", "last", "waited_for"),
@@ -37,10 +34,8 @@ SUMMARY_PARTS = (
 )
 
 
-#: Kinds of content of a field, by which a reader treats it, in the order of the table.
 CONTENTS = ["moment", "operation", "pass", "pass_plus_one", "real", "number"]
 
-#: Format characters of the module struct by the type in C++.
 TYPES = {"char": "s", "uint64_t": "Q", "uint32_t": "I", "BlockType": "I"}
 
 
@@ -49,7 +44,6 @@ def header(name: str) -> str:
 
 
 def layout(text: str, struct_name: str) -> str:
-    """Returns the fields of a C++ struct, up to its padding, as a format of the module struct."""
     body = re.findall(rf"^struct {struct_name} \{{\n(.*?)^\}};", text, re.MULTILINE | re.DOTALL)[0]
     body = re.sub(r"std::atomic<(\w+)>", r"\1", body.partition("char pad0")[0])
     found = re.findall(r"^  (\w+) \w+(?:\[(\d+)\])?;", body, re.MULTILINE)
@@ -57,7 +51,6 @@ def layout(text: str, struct_name: str) -> str:
 
 
 def described_kinds() -> list[str]:
-    """Returns the kinds that the table of fields describes, in its order."""
     return re.findall(r"^// (\w+): ", header("record_fields.inc"), re.MULTILINE)
 
 
@@ -125,7 +118,7 @@ def test_struct_layouts_equal_those_of_the_cpp_headers() -> None:
     assert ring == schema.RING_HEADER.format
     assert f"sizeof(RingHeader) == {schema.RING_HEADER_BYTES}" in header("ring.h")
     lines = re.findall(r"alignas\(64\) std::atomic<uint64_t> (\w+);", header("ring.h"))
-    assert lines == ["head", "tail", "dropped"]  # each begins a 64-byte line after the first
+    assert lines == ["head", "tail", "dropped"]
     assert [schema.RING_HEAD_OFFSET, schema.RING_TAIL_OFFSET, schema.RING_DROPPED_OFFSET] == [
         64,
         128,
@@ -142,10 +135,9 @@ def test_magic_numbers_equal_those_of_the_cpp_headers() -> None:
 
 
 def test_every_key_of_a_json_block_is_documented() -> None:
-    """Checks for a comment in the source, behind the key or above it."""
     source = Path(documents.__file__).read_text().splitlines()
     for line, before in zip(source[1:], source, strict=False):
-        # A key of a block, not one within the object that is its value.
+        # Only keys of the block itself are indented by four spaces.
         if re.match(r'    "\w+": ', line):
             assert "#" in line or before.strip().startswith("#"), line
     for shape in (documents.METADATA, documents.MORE_METADATA):

@@ -1,5 +1,3 @@
-"""Sums of ranks' summaries keep the waits that show a late rank, in bounded space."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -14,7 +12,6 @@ BLOCKS = 100
 
 
 def waits_of(ranks: int, late: int, seed: int) -> WaitedFor:
-    """Returns how long a rank waits for rank ``late``, and, by chance, for each other rank."""
     random = np.random.default_rng(seed)
     block, rank = np.divmod(np.arange(BLOCKS * ranks), ranks)
     waited = random.exponential(5 * MS / ranks, len(rank)).astype(np.int64)
@@ -38,7 +35,7 @@ def test_the_late_rank_of_many_is_told_from_a_sum_of_few_cells(ranks: int) -> No
     assert len(blocks) >= 13
     waited_for = np.zeros((len(blocks), ranks))
     waited_for[row, waits.cells[:, 1]] = waits.cells[:, 2]
-    assert waited_for.sum() == waits.cells[:, 2].sum()  # one cell for each block and rank
+    assert waited_for.sum() == waits.cells[:, 2].sum()
     late = find_late_rank(waited_for, MS)
     assert late is not None
     assert late.rank == 7

@@ -1,5 +1,3 @@
-"""Trace files that the tests build: whole, cut off and damaged."""
-
 from __future__ import annotations
 
 import json
@@ -26,7 +24,6 @@ _PARTS = (
 
 
 def read(tmp_path: Path, data: bytes) -> Trace:
-    """Reads a trace in both ways: block by block, and packed, at once if it is small."""
     path = tmp_path / "rank_1.trace"
     path.write_bytes(data)
     packed = outcome(path, PackedData())
@@ -36,7 +33,6 @@ def read(tmp_path: Path, data: bytes) -> Trace:
 
 
 def outcome(path: Path, pack: PackedData | None = None) -> object:
-    """Returns all that was read of a trace, or the message that says why it cannot be used."""
     try:
         trace = read_trace(path, pack)
     except TraceError as error:
@@ -136,7 +132,7 @@ def test_a_trace_truncated_at_any_byte_is_read_up_to_its_last_whole_block(tmp_pa
 
 
 def test_a_block_without_its_header_counts_as_cut_off(tmp_path: Path) -> None:
-    """The writer writes the payload first: it is in the file, but its header is still a hole."""
+    """The writer writes a block's payload before the header."""
     hole = bytes(24) + made.record(9)
     trace = read(tmp_path, made.trace(made.records(1)) + hole)
 
@@ -164,7 +160,7 @@ def test_single_flipped_bytes_never_crash(tmp_path: Path) -> None:
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
-    # No checksum covers headers: reserved fields, the session, or a type that becomes unknown.
+    # No checksum covers the headers, so damage in a header may stay unnoticed.
     headers = 32 + 5 * 24
     assert outcomes["unnoticed"] <= 4000 * headers / len(whole)
     assert outcomes["refused"] > 0
@@ -173,7 +169,6 @@ def test_single_flipped_bytes_never_crash(tmp_path: Path) -> None:
 
 
 def test_flipped_bytes_with_a_matching_checksum_never_crash(tmp_path: Path) -> None:
-    """A hostile writer can change the JSON and write the matching checksum."""
     chance = random.Random(2)
     payload = json.dumps(made.metadata()).encode()
     group = json.dumps(made.group()).encode()
@@ -242,7 +237,6 @@ def test_partial_records_are_left_out(tmp_path: Path) -> None:
 
 
 def required(shape: dict[str, Any], where: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Returns every required key, and every required key of an object in it."""
     found = []
     for key, inner in shape.items():
         if not isinstance(inner, UnionType):
@@ -350,7 +344,6 @@ def test_groups_of_wrong_types_are_left_out(tmp_path: Path, changes: dict[str, A
 
 
 def first_block(path: Path) -> object:
-    """Returns the first metadata block, read alone, or the message that says why it cannot be."""
     try:
         return read_first_metadata(path)
     except TraceError as error:
@@ -358,7 +351,6 @@ def first_block(path: Path) -> object:
 
 
 def test_damaged_bytes_are_read_alike_in_both_ways(tmp_path: Path) -> None:
-    """Any byte changed, or the file cut at any byte: the packed trace is the one read in blocks."""
     group = made.document(made.GROUP_BLOCK, made.group(2, size=4))
     whole = made.trace(group, made.records(5, 1, 3), made.records(2, 9), made.end(1))
     path, rng = tmp_path / "rank_1.trace", random.Random(5)
@@ -398,7 +390,7 @@ def test_metadata_alike_or_not_is_read_as_a_whole_document_is(
 ) -> None:
     for text in (json.dumps(made.metadata(**changes)), json.dumps(made.metadata(), indent=1)):
         read_one = [_read_or_why(text.encode()), _read_or_why(text.encode())]
-        # a text in another encoding is read as a whole
+        # The reader parses a text in UTF-16 as a whole document.
         as_whole = _read_or_why(text.encode("utf-16"))
         assert read_one == [as_whole, as_whole]
         assert not isinstance(as_whole, dict) or list(read_one[0]) == list(as_whole)
@@ -429,7 +421,7 @@ def test_the_first_block_is_read_again_once_the_file_has_changed(tmp_path: Path)
 
 
 def test_scripts_that_make_traces_find_what_they_import(tmp_path: Path) -> None:
-    """Such scripts are outside this repository: what they import must not move."""
+    """Scripts outside this repository import these names."""
     from commprof.trace import blocks, reader, schema
 
     path = tmp_path / "rank_1.trace"

@@ -1,5 +1,3 @@
-"""Windows counted together give the counts of each alone; columns of one value keep it once."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Parameters are counted before anything starts, without the compiler's import of some seconds."""
+"""Counting must not import torch's compiler, because this import takes some seconds."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""ResNet-50: its data sets of images, its model, its training and its batch norm."""
-
 from __future__ import annotations
 
 from importlib import import_module
@@ -36,7 +34,7 @@ def test_synthetic_images_depend_on_the_seed_and_differ_by_class() -> None:
     assert labels.max() < 10
     assert torch.equal(images, again)
     assert not torch.equal(images, other)
-    # Images of a class share a mean of variance 1; the noise on each also has variance 1.
+    # Images of a class share a mean of variance 1, and the noise of an image has variance 1.
     same = images[labels == labels[0]]
     assert (same.mean(0) - images.mean(0)).norm() > 2
 
@@ -178,7 +176,7 @@ def test_resnet50_has_sixteen_blocks_with_the_canonical_shapes() -> None:
     assert shapes == stages
     inside = {id(p) for block in trainee.blocks for p in block.parameters()}
     rest = sum(p.numel() for p in trainee.model.parameters() if id(p) not in inside)
-    assert rest == 64 * 3 * 7 * 7 + 2 * 64 + 2048 * 10 + 10  # the stem and the last layer
+    assert rest == 64 * 3 * 7 * 7 + 2 * 64 + 2048 * 10 + 10
 
 
 @pytest.mark.slow
@@ -258,7 +256,7 @@ def test_batch_norm_with_16_bit_weights_keeps_fp32_statistics(low: torch.dtype) 
     found = norm(features.to(low))
 
     assert found.dtype == low
-    # Means around 1000 rounded to 16 bits would be off by more than the deviation.
+    # Means near 1000 would have an error above the deviation if rounded to 16 bits.
     assert torch.allclose(found.float(), exact, atol=0.01)
     assert norm.running_mean.dtype == torch.float32
     assert norm.running_mean.mean().item() == pytest.approx(101.6, abs=0.02)

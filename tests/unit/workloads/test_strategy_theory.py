@@ -1,5 +1,3 @@
-"""Bytes that strategies must exchange, computed by hand."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -16,7 +14,7 @@ from commprof.workloads.strategies.fsdp import Fsdp
 from commprof.workloads.strategies.theory import broadcast_buffers, padded_count
 
 OPTIONS = MlpOptions(inputs=6, width=10, layers=2, classes=3, samples=4)
-# Parameters: two blocks, 10 x 6 + 10 and 10 x 10 + 10, and the last layer, 3 x 10 + 3.
+# The blocks have 10 x 6 + 10 and 10 x 10 + 10 parameters, the last layer has 3 x 10 + 3.
 BLOCKS, REST = 70 + 110, 33
 
 
@@ -46,7 +44,7 @@ def expected(
 def test_buffers_are_expected_only_if_ddp_broadcasts_them(
     options: dict[str, object], is_sent: bool
 ) -> None:
-    model = torch.nn.BatchNorm1d(4)  # two buffers of 4 floats, and a count of 8 bytes
+    model = torch.nn.BatchNorm1d(4)  # the buffers are 8 floats and a count of 8 bytes
     assert sum(row.size_bytes for row in broadcast_buffers(model, options)) == 40 * is_sent
 
 
@@ -73,7 +71,6 @@ def test_frozen_parameters_have_no_gradients() -> None:
     for parameter in built.blocks[0].parameters():
         parameter.requires_grad = False
     assert expected("ddp", 2, built) == {"all_reduce": 4 * (110 + REST)}
-    # Frozen parameters are gathered nevertheless.
     assert expected("fsdp", 2, built) == {
         "all_gather_into_tensor": 4 * (2 * BLOCKS + 4 * 10 + 4),
         "reduce_scatter_tensor": 4 * (110 + 4 * 10 + 4),
@@ -81,13 +78,12 @@ def test_frozen_parameters_have_no_gradients() -> None:
 
 
 def test_fsdp_gathers_blocks_twice_and_the_rest_once() -> None:
-    # 10 rows divide by 2; the last layer's 3 rows are padded to 4: 4 x 10 weights and 4 biases.
+    # The last layer's 3 rows are padded to 4 rows for 2 ranks.
     rest = 4 * 10 + 4
     assert expected("fsdp", 2) == {
         "all_gather_into_tensor": 4 * (2 * BLOCKS + rest),
         "reduce_scatter_tensor": 4 * (BLOCKS + rest),
     }
-    # 10 rows are padded to 12 for 4 ranks.
     blocks = 12 * 6 + 12 + 12 * 10 + 12
     assert expected("fsdp", 4)["reduce_scatter_tensor"] == 4 * (blocks + rest)
 
@@ -107,7 +103,7 @@ def test_fsdp_with_several_blocks_per_unit_exchanges_the_same_bytes() -> None:
         ("ddp, fsdp", ["ddp", "fsdp"]),
         ("hsdp:shard=2,wrap_blocks=3,zero1", ["hsdp:shard=2,wrap_blocks=3", "zero1"]),
         ("fsdp,fsdp:wrap_blocks=2", ["fsdp", "fsdp:wrap_blocks=2"]),
-        ("fsdp,shard=2", ["fsdp", "shard=2"]),  # refused as an unknown strategy
+        ("fsdp,shard=2", ["fsdp", "shard=2"]),
     ],
 )
 def test_a_list_of_strategies_is_split_at_strategy_names(text: str, listed: list[str]) -> None:
@@ -132,7 +128,6 @@ def test_one_rank_has_nothing_to_shard() -> None:
 
 def test_hsdp_reduces_shards_between_its_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    # Four ranks of one host: two replicas of two.
     within = expected("fsdp", 2)
     assert expected("hsdp", 4) == {**within, "all_reduce": within["reduce_scatter_tensor"] // 2}
     assert expected("hsdp:shard=4", 4) == expected("fsdp", 4)

@@ -1,8 +1,3 @@
-"""A process that has itself stopped for a time, and leaves no other process behind.
-
-It is never the process that runs the tests, which a shell would take for stopped by its user.
-"""
-
 from __future__ import annotations
 
 import json
@@ -26,10 +21,10 @@ _WITHIN_S = 60.0
 
 
 def stopped_process(duration_ns: int) -> int:
-    """Returns the pid of a process that is stopped now; the caller must wait for it."""
+    """Returns the pid of a stopped process; the caller must wait for this process."""
     process = subprocess.Popen([sys.executable, "-c", _SCRIPT.format(duration_ns)])
     _, status = os.waitpid(process.pid, os.WUNTRACED)
-    process.returncode = 0  # the caller waits for it by pid
+    process.returncode = 0  # Popen must not wait for the process
     assert os.WIFSTOPPED(status)
     assert os.WSTOPSIG(status) == signal.SIGSTOP
     return process.pid
@@ -52,7 +47,6 @@ def test_the_pausing_child_ends_if_its_stopped_parent_is_killed() -> None:
 
 
 def await_end(pid: int) -> None:
-    """Waits for the end of a process; fails if it does not end in time."""
     end = time.monotonic() + _WITHIN_S
     while runs(pid):
         assert time.monotonic() < end
@@ -60,7 +54,6 @@ def await_end(pid: int) -> None:
 
 
 def runs(pid: int) -> bool:
-    """Returns True if the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
@@ -111,7 +104,6 @@ def run(spec: str, steps: int = 10, rank: int = 0) -> tuple[LoopResult, dict[str
 
 
 def least_ms(values_ns: list[int]) -> float:
-    """Returns the least disturbed step's time, which includes any systematic error."""
     return min(values_ns) / MS
 
 
@@ -197,7 +189,7 @@ def test_a_stopped_rank_is_late_in_forward() -> None:
         "timed:layers=1,data_ms=1,forward_ms=1,backward_ms=1,late_rank=1,late_ms=60,late_every=2,"
         "late_phase=pause"
     )
-    # A new process, because a shell would take this one for stopped by its user.
+    # A new process is stopped, because a shell would take this process for a stopped job.
     code = (
         "import json; from tests.unit.workloads.test_timed import run; "
         f"print(json.dumps(run({spec!r}, 6, 1)[1]))"
@@ -208,7 +200,7 @@ def test_a_stopped_rank_is_late_in_forward() -> None:
     late = json.loads(done.stdout)
     _, punctual = run(spec, steps=4, rank=0)
 
-    # In a new process with torch 2.11 the first step takes 60 ms by itself.
+    # With torch 2.11 a process's first step takes 60 ms by itself, so two steps are left out.
     assert [value >= 60 * MS for value in late["forward_ns"][2:]] == [False, True] * 2
     assert all(value >= 1 * MS for value in punctual["forward_ns"])
 

@@ -1,5 +1,3 @@
-"""Effects of training options on gradients, weights and learning rate."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -23,7 +21,6 @@ def build(batch: int = 16, lr_scale: float = 1.0, steps: int = 4, **options: Any
 
 
 def step(training: Training, epoch: int = 0) -> float:
-    """Makes one update as the loop does; returns the mean loss before it."""
     batches = next(training.batches(epoch))
     samples = sum(batch.samples for batch in batches)
     total = 0.0
@@ -66,7 +63,7 @@ def test_clipping_limits_the_gradient_norm_to_the_given_value() -> None:
     before = weights(training)
     step(training)
 
-    # SGD's first step is the rate times the gradient: 0.05 * 1e-3.
+    # SGD's first step is the learning rate 0.05 times the gradient's norm 1e-3.
     assert (weights(training) - before).norm().item() == pytest.approx(5e-5, rel=1e-3)
 
 
@@ -88,7 +85,7 @@ def test_fp16_scales_the_loss_and_skips_an_overflowing_update() -> None:
     (batch,) = next(training.batches(0))
     before = weights(training)
     training.backward(training.forward(batch), 1.0)
-    assert gradients(training).norm().item() > 100  # the scale is 65536
+    assert gradients(training).norm().item() > 100
     gradients_of = [p for p in training.model.parameters() if p.grad is not None]
     assert gradients_of[0].grad is not None
     gradients_of[0].grad[0] = torch.inf
@@ -106,7 +103,7 @@ def test_activation_checkpointing_does_not_change_the_training() -> None:
         assert step(recomputed, epoch) == step(kept, epoch)
 
     assert torch.equal(weights(recomputed), weights(kept))
-    assert len(calls) == 4  # twice a step: forward, and again in backward
+    assert len(calls) == 4  # each of 2 steps runs the block in forward and again in backward
     assert [name for name, _ in recomputed.model.named_parameters()] == [
         name for name, _ in kept.model.named_parameters()
     ]

@@ -36,8 +36,6 @@ class FakeRecorder:
 
 
 class FakeTraining:
-    """Training with two batches per epoch: 4 samples of loss 1 and 2 of loss 4, plus the epoch."""
-
     def __init__(self, calls: list[str], accumulate: int = 1) -> None:
         self.calls = calls
         self.accumulate = accumulate
@@ -91,7 +89,7 @@ def test_an_accumulating_step_synchronises_its_last_pass_only() -> None:
     once = [*phase("forward"), *phase("backward")]
     passes = ["keep<", *once, ">keep", "sync<", *once, ">sync"]
     assert calls == [*phase("data"), *passes, *phase("optimizer"), "step"] * 2
-    # The first batch has 4 of 6 samples: (4 * 1 + 2 * 4) / 6 = 2, and 1 more in epoch 1.
+    # The mean loss of epoch 0 is (4 * 1 + 2 * 4) / 6 = 2; epoch 1 adds 1.
     assert training.weights == pytest.approx([2 / 3, 1 / 3] * 2)
     assert result.losses == pytest.approx([2, 3])
     assert result.step_samples == [6, 6]
@@ -116,7 +114,7 @@ def test_capture_is_on_in_a_random_one_of_each_two_overhead_steps(steps: int) ->
     assert all(pair.count("on") == 1 for pair in pairs)
     offs = [state for state in states if state != "on"]
     assert all({*two} == {"off_a", "off_b"} for two in zip(offs[::2], offs[1::2], strict=False))
-    if steps == 400:  # five standard deviations of 200 and of 100 coin tosses
+    if steps == 400:  # bounds are 5 standard deviations of 200 and 100 coin tosses
         assert 65 <= sum(first == "on" for first, _ in pairs) <= 135
         assert 25 <= offs[::2].count("off_a") <= 75
         assert states != overhead_states(steps, "another run")

@@ -1,5 +1,3 @@
-"""Counts of the real model and its adapters, on torch's meta device."""
-
 from __future__ import annotations
 
 import sys
@@ -30,9 +28,9 @@ needs_peft = pytest.mark.needs("peft", "transformers")
 def test_the_7b_shape_is_counted_without_being_allocated() -> None:
     workload = Lora(LoraOptions(size="7b"))
 
-    # Per layer 16 x (4096 + 4096) for each of q and o, 16 x (4096 + 1024) for each of k and v.
+    # In a layer, q and o have 16 x (4096 + 4096) each, k and v have 16 x (4096 + 1024) each.
     assert workload.parameter_count == 32 * 16 * (2 * 8192 + 2 * 5120) == 13_631_488
-    assert workload.frozen_count == 7_241_732_096  # as Mistral-7B-v0.1
+    assert workload.frozen_count == 7_241_732_096  # Mistral-7B-v0.1 has as many
     assert "54.53 MB of gradients a step" in workload.describe()
 
 
@@ -79,7 +77,6 @@ def test_a_lora_model_that_exceeds_the_memory_is_refused(
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
     workload = Lora(LoraOptions(size="7b", base=base))
-    # The counts are those with the extra installed; nothing is built.
     monkeypatch.setitem(workload.__dict__, "_counts", (13_631_488, 7_241_732_096))
     with pytest.raises(UsageError, match=f"size=7b needs {taken}, and"):
         workload.build(Shard(0, 2000, 4, steps=1, seed=0))
@@ -93,8 +90,6 @@ def test_a_lora_model_on_the_meta_device_is_not_checked_for_memory() -> None:
 
 
 class LargestIn32Bits(TorchDispatchMode):
-    """Mode that notes the largest number of values in any tensor in fp32."""
-
     values = 0
 
     def __torch_dispatch__(
@@ -111,7 +106,7 @@ def test_bf16_weights_are_never_created_in_fp32() -> None:
     with torch.device("meta"), LargestIn32Bits() as seen:
         model = _base_model(LoraOptions(base="bf16"))
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-    assert seen.values < 2048 * 256  # the embedding has as many
+    assert seen.values < 2048 * 256  # the embedding has 2048 x 256 values
     assert torch.get_default_dtype() == torch.float32
 
 
@@ -148,4 +143,4 @@ def test_a_4bit_lora_model_computes_a_plausible_loss() -> None:
     trainee = Lora(LoraOptions(base="4bit", sequence=8, samples=4)).build(shard)
     training = alone(trainee, shard)
     ((batch,),) = training.batches(0)
-    assert 6 < training.forward(batch).item() < 9  # near ln(2048) = 7.6
+    assert 6 < training.forward(batch).item() < 9  # random guesses give ln(2048) = 7.6

@@ -112,5 +112,5 @@ def test_learning_rate_falls_along_a_cosine_to_zero() -> None:
 
     assert rates[0] == pytest.approx(5e-4, rel=1e-3)
     assert rates == sorted(rates, reverse=True)
-    assert rates[3] < 0.16 * rates[0]  # (1 + cos(3 pi / 4)) / 2 = 0.146
+    assert rates[3] < 0.16 * rates[0]  # the schedule gives (1 + cos(3 pi / 4)) / 2 = 0.146
     assert weight.grad is None

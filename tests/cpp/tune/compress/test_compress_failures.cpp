@@ -1,5 +1,3 @@
-// Tests compressors with non-finite gradients, ranks that disagree, damaged
-// messages and a failing transport.
 #include "base/crc32.h"
 #include "check.h"
 #include "compress_world.h"
@@ -58,14 +56,13 @@ void checkNonfinite(const Options& options, float value, size_t n) {
     }
   }
   CHECK(sameState(world[0].state(), before));
-  gradients = someGradients(3, n, 3); // the next step is finite again
+  gradients = someGradients(3, n, 3);
   world.run(gradients, slots, 2);
   for (const float x : gradients[0]) {
     CHECK(std::isfinite(x));
   }
 }
 
-// Without a scheme, the bucket holds the sums of non-finite values.
 void checkNonfiniteUncompressed() {
   World world(2, optionsOf("none"));
   Gradients gradients(2, std::vector<float>{1, 2, 3});
@@ -86,7 +83,6 @@ void checkAllThrow(
   }
 }
 
-// Checks that both ranks report the one field in which rank 1 differs.
 void checkDisagreement(
     const std::string& field,
     const std::function<void(Bucket&, Options&)>& change,
@@ -140,7 +136,6 @@ void checkDisagreements() {
       optionsOf("powersgd"));
 }
 
-// Flips every bit of the header; it must be rejected, naming the rank.
 void checkDamagedHeaders() {
   for (size_t bit = 0; bit < 8 * kHeaderBytes; ++bit) {
     World world(2, optionsOf("topk"));
@@ -163,16 +158,16 @@ void checkHeaderVersion() {
   HeaderBytes other = bytes;
   other[0] ^= std::byte{1};
   CHECK_THROWS(PayloadError, unpack(other, 0, 0));
-  bytes[1] = std::byte{200}; // a later version with a correct check
+  // Byte 1 is the format's version, and bytes 2 and 3 are the header's check.
+  bytes[1] = std::byte{200};
   bytes[2] = bytes[3] = std::byte{0};
   const auto check = uint16_t(commprof::crc32(bytes.data(), bytes.size()));
   std::memcpy(&bytes[2], &check, sizeof(check));
   CHECK_THROWS(DisagreementError, unpack(bytes, 0, 0));
 }
 
-// Damages payloads: nothing may be read or written out of bounds (sanitizers
-// detect this). Damage that is detected must be named. Checksums detect all
-// damage; without checksums, topk detects random bytes.
+// Sanitizers detect accesses out of bounds. Even without a checksum, topk
+// detects random bytes, because random bytes contain invalid places.
 void checkDamagedPayloads(const Options& options, bool detected) {
   std::mt19937 random(3);
   for (int round = 0; round < (check::kThreadSanitized ? 6 : 40); ++round) {
@@ -182,7 +177,7 @@ void checkDamagedPayloads(const Options& options, bool detected) {
           if (from != 1 || sequence == 0) {
             return;
           }
-          for (int i = 0; round % 2 == 0 && i < 3; ++i) { // some bits
+          for (int i = 0; round % 2 == 0 && i < 3; ++i) {
             const size_t at = random() % (8 * message.size());
             message[at / 8] ^= std::byte(1 << (at % 8));
           }
@@ -201,7 +196,6 @@ void checkDamagedPayloads(const Options& options, bool detected) {
   }
 }
 
-// Checks that any failed transfer throws on its rank, without leaks.
 void checkTransportFailures(const Options& options) {
   const size_t n = 20000;
   Options options_in_pieces = options;
@@ -244,7 +238,7 @@ void checkBadBuckets() {
 int main() {
   for (const Options& options : compressingOptions()) {
     checkNonfinite(options, NAN, kValues);
-    if (!check::kThreadSanitized) { // no additional races
+    if (!check::kThreadSanitized) {
       for (const float value : {INFINITY, -INFINITY, 3e38f}) {
         checkNonfinite(options, value, kValues);
       }
@@ -254,13 +248,13 @@ int main() {
   for (const char* scheme : {"fp16", "bf16", "int8", "int4", "topk"}) {
     for (const double feedback : {0.0, 1.0}) {
       Options options_in_pieces = optionsOf(scheme, {{"feedback", feedback}});
-      options_in_pieces.piece_bytes = 512; // one of many pieces has the value
+      options_in_pieces.piece_bytes = 512;
       checkNonfinite(options_in_pieces, INFINITY, kValues);
     }
   }
-  checkNonfinite(optionsOf("topk", {{"ratio", 0.9}}), NAN, kValues); // all sent
+  checkNonfinite(optionsOf("topk", {{"ratio", 0.9}}), NAN, kValues);
   for (const char* scheme : {"topk", "powersgd"}) {
-    checkNonfinite(optionsOf(scheme), NAN, 100); // sent losslessly
+    checkNonfinite(optionsOf(scheme), NAN, 100);
   }
   checkNonfiniteUncompressed();
   checkTransportFailures(optionsOf("none"));

@@ -1,5 +1,3 @@
-// Tests that error feedback loses nothing over many steps, whatever happens to
-// the buckets, the step or the process in between.
 #include "check.h"
 #include "compress_world.h"
 
@@ -12,7 +10,7 @@ constexpr size_t kValues = 5000;
 std::vector<Options> optionsWithFeedback() {
   return {
       optionsOf("topk"),
-      optionsOf("topk", {{"ratio", 0.6}}), // all values as fp16
+      optionsOf("topk", {{"ratio", 0.6}}),
       optionsOf("topk", {{"ratio", 1}}),
       optionsOf("powersgd", {{"rank", 2}}),
       optionsOf("int4"),
@@ -22,7 +20,6 @@ std::vector<Options> optionsWithFeedback() {
   };
 }
 
-// Residuals of all parameters, laid out like the bucket of `slots`.
 std::vector<double> residualOf(
     Compressor& compressor,
     const std::vector<Slot>& slots,
@@ -69,7 +66,8 @@ double distance(const std::vector<double>& a, const std::vector<double>& b) {
   return std::sqrt(error / norm);
 }
 
-// Checks that sum of results + mean residual = sum of mean gradients.
+// The sum of the results plus the ranks' mean residual must equal the sum of
+// the mean gradients.
 void checkConservation(const Options& options, int size) {
   const std::vector<Slot> slots = someSlots(kValues);
   World world(size, options);
@@ -88,8 +86,8 @@ void checkConservation(const Options& options, int size) {
   CHECK(lost <= 1e-6);
 }
 
-// Step 0 has one bucket in the order of definition, step 1 several in reverse
-// order, as with DDP. Parameters must keep their residuals.
+// DDP rebuilds its buckets after step 0: the new buckets are smaller and have
+// the parameters in reverse order.
 void checkBucketRebuild(const Options& options) {
   const std::vector<Slot> first{
       {0, 0, 4096, 64, 64}, {1, 4096, 64, 64, 0}, {2, 4160, 6000, 100, 60}};
@@ -121,7 +119,7 @@ void checkBucketRebuild(const Options& options) {
   add(found, meanResidual(world, 2, first, 10160));
   CHECK(distance(wanted, found) <= 1e-6);
 
-  gradients = someGradients(2, 10160, 4); // and back into the first bucket
+  gradients = someGradients(2, 10160, 4);
   add(wanted, meanOf(gradients));
   add(found, meanResidual(world, 2, first, 10160), -1);
   world.run(gradients, first, 2);
@@ -130,8 +128,8 @@ void checkBucketRebuild(const Options& options) {
   CHECK(distance(wanted, found) <= 1e-6);
 }
 
-// Checks that moving a parameter's residual does not change it: a bucket with a
-// NaN leaves all state unchanged but creates the new arenas.
+// A NaN keeps step 1 from changing residuals, but step 1 still moves them into
+// the new bucket.
 void checkMovedResidualsAreUnchanged() {
   const std::vector<Slot> first{
       {0, 0, 5000, 5000, 0}, {1, 5000, 3000, 3000, 0}};
@@ -170,8 +168,6 @@ void checkReloadedStateContinuesExactly(const Options& options) {
   }
 }
 
-// Results of a skipped step are not applied, so the residuals must hold
-// everything: the earlier residual and the step's own gradients.
 void checkSkippedStep(const Options& options, int size) {
   const std::vector<Slot> slots = someSlots(kValues);
   World world(size, options);
@@ -185,16 +181,15 @@ void checkSkippedStep(const Options& options, int size) {
   world.run(gradients, slots, 1);
   for (int rank = 0; rank < size; ++rank) {
     world[rank].stepSkipped();
-    world[rank].stepSkipped(); // a second call has no effect
+    world[rank].stepSkipped();
   }
   std::vector<double> found = applied;
   add(found, meanResidual(world, size, slots, kValues));
   CHECK(distance(wanted, found) <= 1e-6);
 }
 
-// Behaves like DDP with find_unused_parameters: the result for a parameter that
-// no rank used is discarded. Rank 0 never uses the third parameter, which the
-// others do.
+// DDP with find_unused_parameters discards the result for a parameter that no
+// rank used. Rank 0 never uses the third parameter, but rank 1 does.
 void checkUnusedParameters(const Options& options) {
   const std::vector<Slot> slots{
       {0, 0, 4096, 64, 64}, {1, 4096, 6000, 100, 60}, {2, 10096, 64, 64, 0}};
@@ -226,9 +221,6 @@ void checkUnusedParameters(const Options& options) {
   CHECK(distance(wanted, found) <= 1e-6);
 }
 
-// In some steps, rank 0 does not use the first parameter, but the others do.
-// With two phases, rank 0 sums that part of the bucket, and the sum's rounding
-// error adds to the withheld residual.
 void checkParameterUnusedByOneRank(const Options& options) {
   const std::vector<Slot> slots{{0, 0, 4096, 64, 64}, {1, 4096, 9000, 100, 90}};
   constexpr size_t n = 13096;
@@ -258,14 +250,13 @@ void checkScaledResiduals() {
   for (size_t i = 0; i < kValues; ++i) {
     CHECK(after[i] == before[i] / 2);
   }
-  world[0].stepSkipped(); // also in the new scale: all of 0.5 (g + r)
+  world[0].stepSkipped();
   std::vector<float> local = someGradients(2, kValues, 1)[0];
   std::vector<double> wanted(local.begin(), local.end());
   add(wanted, wanted, -0.5);
   CHECK(distance(wanted, residualOf(world[0], slots, kValues)) <= 1e-6);
   CHECK_THROWS(std::invalid_argument, world[0].scaleResiduals(0));
   CHECK_THROWS(std::invalid_argument, world[0].scaleResiduals(INFINITY));
-  // Loaded residuals that belong to no bucket yet are scaled, too.
   World loaded(1, optionsOf("topk"));
   loaded[0].load({{3, "residual", {2.0f, -4.0f}}});
   loaded[0].scaleResiduals(0.5f);
@@ -274,8 +265,6 @@ void checkScaledResiduals() {
   CHECK(state.at(0).values == std::vector<float>({1.0f, -2.0f}));
 }
 
-// Checks that loaded residuals are also sent if the step or the bucket has no
-// lossy code.
 void checkLosslessSendsResiduals(
     size_t n,
     std::map<std::string, double> values) {
@@ -307,8 +296,8 @@ void checkInvalidLoadsAreRejected() {
 int main() {
   for (const Options& options : optionsWithFeedback()) {
     checkConservation(options, 3);
-    checkSkippedStep(options, 3); // in two phases
-    if (!check::kThreadSanitized) { // no additional races
+    checkSkippedStep(options, 3);
+    if (!check::kThreadSanitized) {
       checkBucketRebuild(options);
       checkReloadedStateContinuesExactly(options);
       checkSkippedStep(options, 2);

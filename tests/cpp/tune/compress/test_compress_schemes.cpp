@@ -1,6 +1,3 @@
-// Tests, for every scheme, world and size, that the mean is accurate and has
-// the same bits on all ranks and in repeated runs, and that the predicted bytes
-// are sent.
 #include "check.h"
 #include "compress_world.h"
 #include "tune/compress/schemes/top_k.h"
@@ -11,7 +8,7 @@ namespace {
 
 struct Case {
   Options options;
-  double bound; // L2 error of the mean / ranks' mean L2 norm, for normals
+  double bound;
 };
 
 std::vector<Case> cases() {
@@ -22,7 +19,8 @@ std::vector<Case> cases() {
       {optionsOf("int8"), 2e-2},
       {optionsOf("int4"), 0.25},
       {optionsOf("topk"), 1},
-      {optionsOf("topk", {{"ratio", 0.4}}), 1}, // dense above two ranks
+      // For more than two ranks, topk with a ratio of 0.4 sends all values.
+      {optionsOf("topk", {{"ratio", 0.4}}), 1},
       {optionsOf("topk", {{"ratio", 1}}), 1e-6},
       {optionsOf("topk", {{"feedback", 0}}), 1},
       {optionsOf("powersgd"), 1},
@@ -38,16 +36,14 @@ bool usesFeedback(const Case& test_case) {
   return scheme == "int4" || scheme == "topk" || scheme == "powersgd";
 }
 
-// True if only the first plain mean of a bucket is preceded by a handshake,
-// because the compressor has no state that non-finite gradients could damage.
+// A compressor without state shakes hands only before its first mean:
+// non-finite gradients cannot damage any state.
 bool handshakesOnce(const Case& test_case, size_t n) {
   const bool sparse = test_case.options.scheme == "topk";
   return test_case.options.scheme == "none" ||
       (sparse && !usesFeedback(test_case) && n < 4096);
 }
 
-// Checks that spans are in order and that the bytes match the prediction, which
-// is a mean over ranks and rounded down.
 void checkReports(World& world, const Case& test_case, int size, size_t n) {
   uint64_t sent = 0;
   for (const BucketReport& report : world.reports) {
@@ -58,12 +54,12 @@ void checkReports(World& world, const Case& test_case, int size, size_t n) {
       begin = span.begin_ns;
     }
     sent += report.wire_bytes;
-    // The header, and a note after each chunk.
     CHECK(report.payload_bytes <= n * sizeof(float) + 64 + 4 * size_t(size));
     CHECK(n == 0 || report.payload_bytes > n / 300);
   }
   const std::vector<Slot> slots = someSlots(n);
   const auto ranks = uint64_t(size);
+  // wireBytes() returns the mean of the ranks' bytes, rounded down.
   uint64_t predicted = world[0].wireBytes(slots, size) * ranks;
   if (handshakesOnce(test_case, n)) {
     predicted += 32 * ranks * (ranks - 1);
@@ -71,7 +67,8 @@ void checkReports(World& world, const Case& test_case, int size, size_t n) {
   CHECK(sent <= predicted + ranks && predicted <= sent + ranks);
 }
 
-// Error relative to the ranks' gradients, since their mean may cancel out.
+// The error is relative to the ranks' own gradients, because their mean may
+// cancel out.
 double errorOfMean(const Gradients& local, const std::vector<float>& found) {
   const std::vector<double> wanted = meanOf(local);
   double error = 0, norm = 0;
@@ -108,7 +105,6 @@ void checkMean(const Case& test_case, int size, size_t n) {
   checkReports(world, test_case, size, n);
 }
 
-// Checks that permuting the ranks changes only the order of fp32 sums.
 void checkPermutation(const Case& test_case) {
   const size_t n = 9001;
   Gradients gradients = someGradients(3, n, 5);
@@ -135,9 +131,6 @@ void checkZeros(const Case& test_case) {
   }
 }
 
-// Checks that a rank whose gradients are all zero, as if its backward pass did
-// not use the parameters, does not make the other ranks' small gradients less
-// exact.
 void checkRankWithoutGradients() {
   for (const Options& options :
        {optionsOf("fp16"), optionsOf("topk", {{"ratio", 0.4}})}) {
@@ -154,7 +147,6 @@ void checkRankWithoutGradients() {
   }
 }
 
-// Many buckets of one step through one compressor.
 void checkManyBuckets(const Case& test_case) {
   World world(2, test_case.options);
   for (uint32_t index = 0; index < 48; ++index) {
@@ -166,8 +158,8 @@ void checkManyBuckets(const Case& test_case) {
   }
 }
 
-// Checks that all values are sent in two bytes each if the chosen ones would
-// need as many bytes.
+// With 4 ranks and a ratio of 0.25, all values as fp16 need as many bytes as
+// the chosen values with their places.
 void checkEqualBytesSendAllValues() {
   const size_t n = 8192;
   for (const double ratio : {0.25, 0.2499}) {
@@ -206,8 +198,7 @@ void checkQuality(const Case& test_case) {
   }
 }
 
-// Prints the figures that the documentation quotes; called instead of the
-// checks if there is any argument.
+// The documentation quotes the printed figures.
 void printAccuracy() {
   for (const Case& test_case : cases()) {
     const size_t n = 1'000'003;
@@ -227,8 +218,8 @@ void printAccuracy() {
 }
 
 void checkShare() {
-  CHECK_EQ(shareOf(5000, 10'000'000), 50u); // parts per billion
-  CHECK_EQ(shareOf(5000, 1), 1u); // at least one value per bucket
+  CHECK_EQ(shareOf(5000, 10'000'000), 50u); // 5000 is in parts per billion.
+  CHECK_EQ(shareOf(5000, 1), 1u);
   CHECK_EQ(shareOf(5000, 1'000'000'000), 5000u);
   CHECK_EQ(shareOf(0, 10'000'000), 0u);
 }
@@ -253,7 +244,7 @@ int main(int argc, char**) {
     checkMean(case_in_pieces, 3, 70001);
     checkManyBuckets(test_case);
     checkZeros(test_case);
-    if (!check::kThreadSanitized) { // no additional races
+    if (!check::kThreadSanitized) {
       checkMean(test_case, 2, 1'000'003);
       checkPermutation(test_case);
       checkQuality(test_case);

@@ -1,6 +1,3 @@
-// Tests top-k through owners: it is used if it sends fewer bytes, gives the
-// same mean as sending all choices to all ranks, loses nothing and rejects
-// damage.
 #include <cstring>
 #include <numeric>
 #include <optional>
@@ -14,7 +11,7 @@ using namespace commprof::compress;
 
 namespace {
 
-constexpr size_t kParts = check::kThreadSanitized ? 4 : 8; // 4: one per rank
+constexpr size_t kParts = check::kThreadSanitized ? 4 : 8;
 constexpr size_t kValues = kParts * 65536 - 1000;
 constexpr double kRatio = 0.125;
 const size_t kChosen = size_t(kRatio * kValues);
@@ -24,8 +21,6 @@ Options topK(double ratio, std::map<std::string, double> more = {}) {
   return optionsOf("topk", std::move(more));
 }
 
-// Gradients whose largest values are at the same places on all ranks, shifted
-// by `seed`, or at different places on each rank.
 Gradients gradientsAt(int world, uint32_t seed, bool same_places) {
   Gradients gradients = someGradients(world, kValues, seed);
   const size_t every = size_t(1 / kRatio);
@@ -50,7 +45,6 @@ uint64_t bytesToAllRanks(World& world, int size) {
   return world[0].wireBytes(someSlots(kValues), size) * uint64_t(size);
 }
 
-// Mean of each rank's k largest values, lowest place first among equals.
 std::vector<double> meanOfChosen(const Gradients& local) {
   std::vector<double> mean(kValues);
   for (const auto& g : local) {
@@ -76,12 +70,11 @@ void checkSharedChoices(int size, std::map<std::string, double> options) {
   Gradients gradients = gradientsAt(size, 1, true);
   const Gradients local = gradients;
   world.run(gradients, someSlots(kValues), 0);
-  // A rank sends k values to owners and k sums to the other ranks, each (W - 1)
-  // / W times, instead of k values to W - 1 other ranks.
+  // A rank sends 2 k (W - 1) / W values through owners, instead of k (W - 1).
   const double sent_share =
       double(sentBytes(world)) / double(bytesToAllRanks(world, size));
   CHECK(sent_share > 1.9 / size && sent_share < 2.2 / size);
-  CHECK(relativeError(meanOfChosen(local), gradients[0]) < 4e-4); // two halves
+  CHECK(relativeError(meanOfChosen(local), gradients[0]) < 4e-4);
 }
 
 void checkDisjointChoices() {
@@ -95,15 +88,15 @@ void checkDisjointChoices() {
   CHECK(relativeError(meanOfChosen(local), gradients[0]) < 4e-4);
 }
 
-// If sending all values needs fewer bytes and owners would save nothing, the
-// result equals that of all values as binary16 to the bit.
+// The ranks choose different places, so sending all values as binary16 needs
+// the fewest bytes.
 void checkFallbackToAllValues() {
   const double ratio = 0.3;
   World world(4, topK(ratio)),
       fp16_world(4, optionsOf("fp16", {{"feedback", 1}}));
   for (uint64_t step = 0; step < 3; ++step) {
     Gradients gradients = someGradients(4, kValues, uint32_t(step));
-    for (auto& g : gradients) { // places in common only by chance
+    for (auto& g : gradients) {
       std::mt19937 random(uint32_t(&g - gradients.data()) + 10);
       std::shuffle(g.begin(), g.end(), random);
     }
@@ -119,7 +112,6 @@ void checkFallbackToAllValues() {
   }
 }
 
-// Mean residual over ranks.
 std::vector<double> meanResidual(World& world, int size) {
   std::vector<double> mean(kValues);
   const std::vector<Slot> slots = someSlots(kValues);
@@ -134,8 +126,6 @@ std::vector<double> meanResidual(World& world, int size) {
   return mean;
 }
 
-// Checks that sum of results + mean residual = sum of mean gradients, even if
-// the last step is skipped.
 void checkConservation() {
   World world(4, topK(kRatio));
   std::vector<double> wanted(kValues);
@@ -164,7 +154,8 @@ void checkConservation() {
   CHECK(relativeError(wanted, found) <= 1e-6);
 }
 
-// Damages one of the messages: choices, values to owners, counts, sums.
+// Messages 1 to 4 are the choices, the values for owners, the counts and the
+// sums.
 void checkDamage(uint64_t sequence, bool checksum) {
   std::mt19937 random{uint32_t(sequence)};
   for (int attempt = 0; attempt < 6; ++attempt) {
@@ -214,7 +205,6 @@ void checkChoices() {
   CHECK_EQ(distinctShare(std::vector{roundTrip({}), roundTrip({})}), 1.0);
 }
 
-// Checks that up to all places of a part may be chosen, but no more.
 void checkWholeParts() {
   constexpr size_t n = 200'000;
   std::vector<int32_t> all(n);
@@ -240,7 +230,7 @@ int main() {
   checkSharedChoices(4, {});
   checkSharedChoices(4, {{"checksum", 1}, {"feedback", 0}});
   checkDisjointChoices();
-  if (!check::kThreadSanitized) { // no additional races
+  if (!check::kThreadSanitized) {
     checkSharedChoices(8, {{"feedback", 0}});
     checkFallbackToAllValues();
     checkConservation();

@@ -1,6 +1,3 @@
-// Tests compression between hosts only: the mean over all ranks is equal to the
-// bit everywhere, on hosts of equal and unequal size, and residuals are on the
-// rank that exchanges their parameter.
 #include "tune/compress/exchange/host_stage.h"
 
 #include <cmath>
@@ -52,7 +49,6 @@ void testWholeSlots() {
   CHECK(cuts({}, 2) == Ends({0, 0}));
 }
 
-// All ranks of all hosts, as threads.
 struct Job {
   explicit Job(const std::vector<int>& host_sizes) : sizes(host_sizes) {
     for (const int size : sizes) {
@@ -85,7 +81,6 @@ struct Job {
     body(stage, transport.get());
   }
 
-  // Calls body(rank, local_rank, stage, transport) on all ranks.
   void run(
       const std::function<void(size_t, int, HostStage&, Transport*)>& body) {
     std::vector<std::thread> threads;
@@ -148,7 +143,6 @@ void testMean(
   }
 }
 
-// The slots' parameters in reverse order.
 std::vector<Slot> reversed(const std::vector<Slot>& slots) {
   std::vector<Slot> result;
   size_t offset = 0;
@@ -174,8 +168,6 @@ void add(
   }
 }
 
-// Steps whose buckets assign parameters to different ranks of a host each time;
-// one step has a NaN.
 struct Steps {
   static constexpr uint64_t kCount = 5;
   static constexpr uint64_t kPoisoned = 2;
@@ -194,10 +186,9 @@ struct Steps {
   }
 
   const std::vector<Slot> forward_slots, reversed_slots;
-  std::vector<Gradients> gradients; // by step; they become means
+  std::vector<Gradients> gradients;
 };
 
-// Adds the results and mean gradients of all parts without a NaN.
 void addResults(
     const Steps& steps,
     const std::vector<Gradients>& before,
@@ -222,15 +213,15 @@ void addResults(
   }
 }
 
-// Checks that results + residuals (mean over hosts) = mean gradients + loaded
-// residual, and that each host keeps one residual of each parameter.
+// The results plus the hosts' mean residuals must equal the mean gradients plus
+// the loaded residual.
 void testResidualsFollowTheirParameters(
     const std::vector<int>& host_sizes,
     const Options& scheme) {
   Job job(host_sizes);
   Steps steps(job.world);
   const std::vector<Gradients> before = steps.gradients;
-  const std::vector<float> loaded(25000, 1e-3f); // a later rank exchanges it
+  const std::vector<float> loaded(25000, 1e-3f);
   std::vector<std::unique_ptr<Compressor>> compressors(size_t(job.world));
   job.run(
       [&](size_t rank, int local_rank, HostStage& stage, Transport* transport) {

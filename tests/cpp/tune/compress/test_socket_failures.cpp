@@ -1,5 +1,3 @@
-// Tests with ranks that end, give up, hang or call another operation, and with
-// strangers that connect: errors name the rank and come without delay.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -33,8 +31,6 @@ bool contains(const std::string& text, const std::string& part) {
 
 using Body = std::function<void(SocketTransport&, Mesh&)>;
 
-// Runs `victim` on rank 1; the other ranks exchange once and then wait for rank
-// 1 in a second exchange. Returns what all ranks threw.
 std::vector<std::exception_ptr> errorsWithVictim(
     const Body& victim,
     int world = 3,
@@ -52,7 +48,7 @@ std::vector<std::exception_ptr> errorsWithVictim(
 
 void checkRankThatEnds() {
   const auto errors = errorsWithVictim([](auto&, auto&) {});
-  // Rank 2 may be notified by rank 0, which gave up because of rank 1.
+  // Rank 2 names rank 0 instead of rank 1 if rank 0 gave up first.
   for (const int rank : {0, 2}) {
     CHECK(contains(messageOf(errors[size_t(rank)]), "exchange failed: rank "));
     const std::string text = messageOf(errors[size_t(rank)]);
@@ -62,7 +58,6 @@ void checkRankThatEnds() {
   CHECK(contains(messageOf(pair[0]), "exchange failed: rank 11: it closed"));
 }
 
-// Checks that peers still receive earlier messages, and then get an error.
 void checkRankThatAbandons() {
   std::latch error_seen(1);
   const auto errors =
@@ -77,7 +72,7 @@ void checkRankThatAbandons() {
           CHECK(!mesh->usable());
           CHECK_THROWS(
               compress::TransportError, Round(transport, 1, fourMiB).finish());
-          error_seen.wait(); // its sockets stay open
+          error_seen.wait();
           return;
         }
         Round(transport, 0, [](int from, int) {
@@ -169,7 +164,7 @@ void checkInterrupt() {
         }
         std::thread other([&] {
           waiting.wait();
-          std::this_thread::sleep_for(milliseconds(50)); // until it waits
+          std::this_thread::sleep_for(milliseconds(50));
           transport.interrupt();
         });
         Round round(transport, 0, fourMiB);
@@ -190,8 +185,7 @@ void checkInterrupt() {
   CHECK_EQ(messageOf(errors[0]), "");
 }
 
-// The strangers connect first and send nothing, random bytes, or the beginning
-// of a Hello without the secret.
+// A Hello begins with "commprof", but strangers do not know the secret.
 void checkForeignConnections() {
   Listener first("127.0.0.1"), second("127.0.0.1");
   const std::vector<std::string> endpoints = {
@@ -229,8 +223,6 @@ void checkForeignConnections() {
   CHECK_EQ(mesh->size(), 2);
 }
 
-// Strangers keep their connections open and send nothing; waiting for one after
-// the other would exceed the time limit.
 void checkManySilentConnections() {
   constexpr milliseconds kShortTimeout{3000};
   Listener first("127.0.0.1"), second("127.0.0.1");
@@ -271,7 +263,8 @@ void checkForkedChild() {
   rank0.join();
   const pid_t child = fork();
   if (child == 0) {
-    const int reused_fd = open("/dev/null", O_RDONLY); // reuses a socket's fd
+    // The socket is already closed in a child, so open() reuses its number.
+    const int reused_fd = open("/dev/null", O_RDONLY);
     victim.reset();
     first.reset();
     if (fcntl(reused_fd, F_GETFD) < 0) {
@@ -280,7 +273,7 @@ void checkForkedChild() {
     pause();
   }
   usleep(100000);
-  victim.reset(); // as when its process is killed
+  victim.reset();
   SocketTransport transport(mesh, nullptr);
   const auto begin = std::chrono::steady_clock::now();
   CHECK_THROWS(compress::TransportError, Round(transport, 0, [](int from, int) {
@@ -348,7 +341,8 @@ void checkMissingPeersAndBadEndpoints() {
             "hexadecimal digits, separated by spaces)"));
   }
   CHECK_THROWS(std::invalid_argument, Listener("no.address"));
-  CHECK_THROWS(std::system_error, Listener("192.0.2.1")); // not of this host
+  // No host has an address of the range 192.0.2.0/24.
+  CHECK_THROWS(std::system_error, Listener("192.0.2.1"));
 }
 
 } // namespace

@@ -1,5 +1,3 @@
-// Tests that messages over sockets arrive, whatever their length and number in
-// flight, and that compressors give the same bits as over any other transport.
 #include <algorithm>
 #include <deque>
 #include <random>
@@ -13,7 +11,6 @@ using namespace commprof::net;
 
 namespace {
 
-// Several messages in flight, with lengths that all ranks derive alike.
 void checkExchanges(int world, size_t max_bytes, uint32_t rounds) {
   const auto bytesOf = [max_bytes](uint32_t number, int from, int to) {
     std::mt19937 generator(number * 4096 + uint32_t(from * 64 + to));
@@ -47,7 +44,6 @@ void checkExchanges(int world, size_t max_bytes, uint32_t rounds) {
   }
 }
 
-// Messages larger than any socket buffer, all sent before any is waited for.
 void checkLargerThanBuffers() {
   const auto errors =
       runConnected(3, kLongTimeout, [](const std::shared_ptr<Mesh>& mesh) {
@@ -57,7 +53,7 @@ void checkLargerThanBuffers() {
         };
         Round first(transport, 0, bytesOf);
         Round second(transport, 1, bytesOf);
-        second.finish(); // waits for the first as well
+        second.finish();
         first.finish();
       });
   for (const auto& error : errors) {

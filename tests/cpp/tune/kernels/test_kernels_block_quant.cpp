@@ -1,4 +1,3 @@
-// Tests that int8 and int4 blocks have a plain reference's bits, at all levels.
 #include <limits>
 
 #include "kernel_cases.h"
@@ -9,7 +8,6 @@ using namespace kernel_cases;
 
 namespace {
 
-// Common interface of both widths; int4's bytes are accessed as int8_t.
 struct Width {
   const char* name;
   size_t block;
@@ -108,14 +106,12 @@ struct Encoded {
   std::vector<float> decoded;
 };
 
-// Rounds to 8 significant bits, ties to even.
 float nearestBfloat16(float x) {
   int exponent = 0;
   const float fraction = std::frexp(x, &exponent);
   return std::ldexp(std::nearbyint(std::ldexp(fraction, 8)), exponent - 8);
 }
 
-// Reference implementation of block_quant.h, value by value.
 Encoded reference(const Width& width, const std::vector<float>& x) {
   Encoded out;
   const size_t n = x.size();
@@ -193,8 +189,8 @@ void checkDecode(const Width& width, const Case& c) {
     width.decode(bytes.data(), scales.data(), out.data(), c.n, 1);
     CHECK_SAME_BITS(out.values(), in.decoded, what);
     CHECK_AT(out.guardsIntact(), what);
-    // The error is at most half a step, or the whole value if the scale would
-    // be denormal.
+    // The error is at most half a step. If the scale would be denormal, the
+    // error is the whole value.
     bool close = true;
     for (size_t i = 0; i < c.n; ++i) {
       const double step = in.scales[i / width.block];
@@ -209,7 +205,8 @@ void checkDecode(const Width& width, const Case& c) {
     for (float& value : quarter) {
       value *= 0.25f;
     }
-    if (c.name.find("smallest") == std::string::npos) { // 0.25 x is exact
+    // A quarter of the smallest values is not exact.
+    if (c.name.find("smallest") == std::string::npos) {
       CHECK_SAME_BITS(out.values(), quarter, what + " / 4");
     }
   });
@@ -258,8 +255,8 @@ void checkReduce(const Width& width, size_t n, int count) {
   });
 }
 
-// Tests non-temporal stores: long results that begin on a cache line, and the
-// values after the last whole block.
+// Only results of at least 2^18 values that begin at a cache line use
+// non-temporal stores. One of the 16 offsets gives such a beginning.
 void longArraysHaveTheSameBits(const Width& width) {
   constexpr size_t kLong = (size_t(1) << 18) + 5;
   const Encoded a = reference(width, make(kPatterns[8], kLong, 1));
@@ -271,7 +268,7 @@ void longArraysHaveTheSameBits(const Width& width) {
     value *= 0.5f;
   }
   forEachLevel([&](const std::string& level) {
-    for (size_t offset = 0; offset < 16; ++offset) { // one on a cache line
+    for (size_t offset = 0; offset < 16; ++offset) {
       Output<float> out(kLong, offset);
       width.sum(in, scales, 2, 0.5f, out.data(), kLong);
       CHECK_SAME_BITS(out.values(), expected, level + " " + width.name);
@@ -282,7 +279,6 @@ void longArraysHaveTheSameBits(const Width& width) {
   });
 }
 
-// Scales are received from other ranks: invalid ones count as zero.
 void reduceReadsBadScalesAsZero(const Width& width) {
   const size_t n = 5 * width.block;
   Encoded in = reference(width, make(kPatterns[8], n, 3));
@@ -301,7 +297,6 @@ void reduceReadsBadScalesAsZero(const Width& width) {
     for (int block = 0; block < 4; ++block) {
       CHECK_EQ(out_scales[block], 0.0f);
     }
-    // Re-encoding the valid block changes nothing beyond the last bit.
     CHECK(std::fabs(out_scales[4] / kept - 1) < 1e-6f);
     CHECK(std::equal(out.end() - fifth, out.end(), in.bytes.end() - fifth));
   });

@@ -1,4 +1,3 @@
-// Tests that binary16 and bfloat16 have a reference's bits, at all levels.
 #include <limits>
 
 #include "kernel_cases.h"
@@ -21,23 +20,22 @@ uint32_t bitsOf(float x) {
   return out;
 }
 
-// Reference by definition: nearest multiple of the spacing, ties to even.
 uint16_t nearestHalf(float x) {
   const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
   if (std::isnan(x)) {
     return uint16_t(sign | 0x7e00 | (bitsOf(x) >> 13 & 0x3ff));
   }
   const double magnitude = std::fabs(double(x));
-  if (magnitude >= 65520) { // half way from the largest one to 65536
+  // The largest binary16 value is 65504, and 65520 is half way to 65536.
+  if (magnitude >= 65520) {
     return sign | 0x7c00;
   }
   int exponent = -14;
   if (magnitude >= 0x1p-14) {
     exponent = std::ilogb(magnitude);
   }
-  const double spacings =
-      std::nearbyint(std::ldexp(magnitude, 10 - exponent)); // 0 to 2048
-  // 1024 spacings above the exponent's first value carry into the exponent.
+  const double spacings = std::nearbyint(std::ldexp(magnitude, 10 - exponent));
+  // Normal values have at least 1024 spacings, which carry into the exponent.
   return uint16_t(sign | (((exponent + 14) << 10) + int(spacings)));
 }
 
@@ -115,8 +113,6 @@ std::vector<uint16_t> allSixteenBits() {
   return out;
 }
 
-// Every sign, exponent and upper ten bits of mantissa, with lower bits around
-// each midpoint, and some random ones.
 std::vector<float> denseFloats() {
   std::vector<float> out;
   Random random(1);
@@ -170,7 +166,6 @@ void encodesWithoutFeedback(const Type& type, const Case& c) {
   });
 }
 
-// Checks that the sent value and the residual add up to the original sum.
 void feedbackKeepsTheRoundingError(const Type& type, const Case& c) {
   std::vector<uint16_t> expected;
   std::vector<float> lost;
@@ -236,8 +231,8 @@ void reduceSumsInOrder(const Type& type, size_t n, int count) {
   });
 }
 
-// Tests non-temporal stores: long results that begin on a cache line, and the
-// values after the last whole cache line.
+// Only results of at least 2^18 values that begin at a cache line use
+// non-temporal stores. One of the 16 offsets gives such a beginning.
 void longArraysHaveTheSameBits(const Type& type) {
   constexpr size_t kLong = (size_t(1) << 18) + 5;
   const float factors[] = {0.5f, 0.25f};
@@ -250,7 +245,7 @@ void longArraysHaveTheSameBits(const Type& type) {
     sums[i] = decoded[i] + type.value(b[i]) * factors[1];
   }
   forEachLevel([&](const std::string& level) {
-    for (size_t offset = 0; offset < 16; ++offset) { // one on a cache line
+    for (size_t offset = 0; offset < 16; ++offset) {
       Output<float> out(kLong, offset);
       type.sum(in, factors, 2, out.data(), kLong);
       CHECK_SAME_BITS(out.values(), sums, level + " " + type.name);
@@ -278,7 +273,6 @@ void decodeAppliesTheFactor(const Type& type, const Case& c) {
   });
 }
 
-// Maximum relative error, half of the spacing: 2^-11 and 2^-8.
 void errorIsBounded() {
   const std::vector<float> x = make(kPatterns[8], 100003, 5);
   std::vector<uint16_t> half(x.size()), bfloat(x.size());

@@ -1,4 +1,3 @@
-// Tests the statistics of arrays against plain loops, at all levels.
 #include <limits>
 
 #include "kernel_cases.h"
@@ -58,7 +57,6 @@ void aSingleNonfiniteValueIsFound() {
   }
 }
 
-// Two finite values whose sum is infinite.
 void anOverflowingSumIsFound() {
   std::vector<float> x(100, 1.0f), y(100, 1.0f);
   x[70] = y[70] = 3e38f;
@@ -83,7 +81,6 @@ Comparison referenceComparison(
   return out;
 }
 
-// Rounding errors are relative to `size`, the sum of the terms' magnitudes.
 void checkNear(
     double actual,
     double expected,
@@ -121,7 +118,6 @@ void checkComparison(const Case& c) {
   });
 }
 
-// Tests several pieces of work: each counts, including the first and last.
 void everyPieceOfALongArrayCounts() {
   Case c;
   c.n = 2 * kGrain + 5;

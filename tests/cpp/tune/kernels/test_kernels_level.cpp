@@ -1,4 +1,3 @@
-// Tests the level in use: selection by the environment, and rejected values.
 #include <cstdlib>
 
 #include "check.h"
@@ -34,7 +33,7 @@ void theEnvironmentSelectsTheLevel() {
   ::setenv("COMMPROF_SIMD", "scalar", 1);
   CHECK(currentLevel() == Level::kScalar);
   ::setenv("COMMPROF_SIMD", "", 1);
-  CHECK(currentLevel() == Level::kScalar); // read once
+  CHECK(currentLevel() == Level::kScalar); // The variable is read only once.
 }
 
 void everyAvailableLevelCanBeSet() {

@@ -1,5 +1,3 @@
-// Tests kernels on several threads: every piece runs once, results equal those
-// of one thread, and forked children have threads too.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -44,7 +42,6 @@ void everyPieceIsRunOnce(size_t n, size_t grain, int count) {
   }));
 }
 
-// Tests that another thread takes a piece, for which the first one waits.
 void anotherThreadTakesAPiece() {
   std::atomic<bool> second_began{false};
   parallelFor(2, 1, 2, [&](size_t begin, size_t) {
@@ -103,7 +100,6 @@ void aForkedChildStartsItsOwnThreads() {
   anotherThreadTakesAPiece();
 }
 
-// Runs all dense kernels over one large array and concatenates their results.
 class AllKernelResults {
  public:
   AllKernelResults() {

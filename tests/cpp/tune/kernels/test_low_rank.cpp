@@ -40,7 +40,6 @@ struct Shape {
   int rank;
 };
 
-// One call of each pass on random data.
 struct Run {
   explicit Run(const Shape& shape)
       : gradient(normals(shape.rows * shape.cols, 1)),
@@ -83,8 +82,6 @@ struct Run {
   std::vector<float> gradient, before, q, sum, p, next_q, out, left;
 };
 
-// Compares `actual` with the fp64 sum over i of a(i) * b(i); the bound holds
-// for any order of fp32 additions.
 template <typename A, typename B>
 bool near(
     float actual,
@@ -177,7 +174,6 @@ void testPasses() {
   }
 }
 
-// Tests that levels and threads change no bit, with shapes of several pieces.
 void testLevelsAndThreadsGiveTheSameBits() {
   const std::vector<int> few{3, 8}, all{1, 2, 3, 4, 8};
   for (const int rank : check::kSanitized ? few : all) {
@@ -195,11 +191,11 @@ void testLevelsAndThreadsGiveTheSameBits() {
   setThreads(1);
 }
 
-// Tests a single rank: exactly what is sent is subtracted from the residual.
 void testResidualOfASingleRank() {
   const Shape shape{33, 47, 3};
   const Run run(shape);
   std::vector<float> out(shape.rows * shape.cols), left(run.sum);
+  // With a single rank, the sum of the ranks' Q is the rank's own Q.
   reconstruct(
       out.data(),
       left.data(),
@@ -215,7 +211,6 @@ void testResidualOfASingleRank() {
   }
 }
 
-// Compares P^T P with the identity; `kept` tells which columns are nonzero.
 void checkOrthonormal(
     const std::vector<float>& p,
     size_t rows,
@@ -274,7 +269,6 @@ void testMoreColumnsThanRows() {
   checkOrthonormal(p, 3, {true, true, true, false, false, false, false, false});
 }
 
-// Tests PowerSGD's step on one rank: a matrix of rank 2 is reproduced.
 void testStepReproducesAMatrixOfRankTwo() {
   const size_t rows = 120, cols = 77;
   const std::vector<float> a = normals(rows * 2, 1), b = normals(cols * 2, 2);
@@ -315,7 +309,7 @@ void testStepReproducesAMatrixOfRankTwo() {
   }
 }
 
-// Tests known answers of the authors' Random123 distribution (kat_vectors).
+// The answers are from kat_vectors in the authors' Random123 distribution.
 void testPhilox() {
   constexpr uint32_t kOnes = 0xffffffffu;
   CHECK(

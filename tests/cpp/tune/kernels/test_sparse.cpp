@@ -33,8 +33,6 @@ struct Chosen {
     }
   }
 
-  // Encodes into a buffer at offset `skip` and checks the guard bytes after the
-  // encoding.
   std::vector<uint8_t> encode(float scale, float* residual, size_t skip = 0)
       const {
     const size_t size = sparseBytes(n, indices.size());
@@ -80,8 +78,8 @@ std::vector<Shape> shapes() {
 }
 
 void testLayout() {
-  // Computed by hand: places 1 and 65,535 of the first part, 0 of the second,
-  // none of the third; 1.0 is 0x3c00 in binary16 and -2.0 is 0xc000.
+  // The three parts have the places {1, 65535}, {0} and none. In binary16, 1.0
+  // is 0x3c00 and -2.0 is 0xc000.
   const int32_t indices[] = {1, 65535, 65536};
   const float values[] = {0.5f, -1.0f, 0.25f};
   const size_t n = 2 * 65536 + 5;
@@ -111,7 +109,7 @@ void testRoundTrip(const Shape& shape, float scale) {
     const float half = floatFromHalf(halfFromFloat(value * scale));
     expected[at] += half * 3.0f;
     left[at] = value - half * (1.0f / scale);
-    // Denormal halves are 2^-24 apart.
+    // Denormal values of binary16 are 2^-24 apart.
     const float bound = std::max(std::fabs(value) * 0x1p-11f, 0x1p-25f / scale);
     CHECK(std::fabs(left[at]) <= bound);
   }
@@ -119,7 +117,6 @@ void testRoundTrip(const Shape& shape, float scale) {
   CHECK(residual == left);
 }
 
-// Checks that an encoding with this damage is rejected.
 template <class Damage>
 void checkDamageIsRejected(const Shape& shape, Damage damage) {
   std::vector<uint8_t> bytes =
@@ -134,39 +131,38 @@ void setCount(std::vector<uint8_t>& bytes, size_t part, uint32_t count) {
 }
 
 void testDamagedEncodings() {
-  const Shape shape{100000, 1000}; // two parts
+  const Shape shape{100000, 1000};
   const size_t offsets = 8;
   checkDamageIsRejected(shape, [](auto& bytes) { setCount(bytes, 0, 1001); });
   checkDamageIsRejected(
       shape, [](auto& bytes) { setCount(bytes, 1, 0xffffffffu); });
   checkDamageIsRejected(
-      shape, [](auto& bytes) { bytes[0] ^= 1; }); // one more or less
+      shape, [](auto& bytes) { bytes[0] ^= 1; }); // The count changes by 1.
   checkDamageIsRejected(shape, [](auto& bytes) {
     setCount(bytes, 0, 0);
     setCount(bytes, 1, 0);
   });
-  for (const size_t place : {0, 1, 15, 16, 17, 300, 598}) { // all in part 0
+  for (const size_t place : {0, 1, 15, 16, 17, 300, 598}) {
     checkDamageIsRejected(
-        shape, [&](auto& bytes) { // repeats the next one's offset
+        shape, [&](auto& bytes) { // The next offset is repeated.
           uint8_t* at = bytes.data() + offsets + 2 * place;
           std::memcpy(at, at + 2, 2);
         });
-    checkDamageIsRejected(shape, [&](auto& bytes) { // swapped
+    checkDamageIsRejected(shape, [&](auto& bytes) {
       uint8_t* at = bytes.data() + offsets + 2 * place;
       std::swap(at[0], at[2]);
       std::swap(at[1], at[3]);
     });
   }
-  // The last part has 34,464 places: the offset just beyond them is rejected.
+  // The last part has 34,464 places, so 34,463 is the largest valid offset.
   checkDamageIsRejected(shape, [&](auto& bytes) {
     const uint16_t beyond = 100000 - 65536;
     std::memcpy(bytes.data() + offsets + 2 * 999, &beyond, 2);
   });
 }
 
-// Checks that adding a valid encoding stays in bounds. Sanitizers detect
-// accesses beyond the exact allocations; without sanitizers, the guards detect
-// writes.
+// Sanitizers detect accesses beyond the exact allocations. Without sanitizers,
+// the zeros after the array detect writes.
 void addIfValid(const std::vector<uint8_t>& bytes, const Shape& shape) {
   const auto exact = std::make_unique<uint8_t[]>(bytes.size());
   std::memcpy(exact.get(), bytes.data(), bytes.size());
@@ -215,7 +211,7 @@ void testNotFinite() {
   addSparse(bytes, 3, 3, 1.0f, dense);
   CHECK(std::isinf(dense[0]));
   CHECK(std::isnan(dense[1]));
-  CHECK(std::isinf(dense[2])); // beyond binary16: callers choose the scale
+  CHECK(std::isinf(dense[2])); // 1e30 is too large for binary16.
 }
 
 void testAll() {

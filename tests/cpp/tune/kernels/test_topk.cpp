@@ -54,7 +54,6 @@ bool selectionIsRight(
   return good;
 }
 
-// True if the residual is equal to the sum to the bit, and zero where chosen.
 bool residualIsRight(
     const std::vector<float>& residual,
     const Result& result,
@@ -81,7 +80,6 @@ void note(bool good, const Data& data, size_t k, const char* what) {
   check::note(good, text, __FILE__, __LINE__);
 }
 
-// Gradient and residual whose sum is the test array.
 struct Parts {
   explicit Parts(const std::vector<float>& x)
       : gradient(x.size()), residual(x.size()), sum(x.size()) {
@@ -151,7 +149,6 @@ bool allZero(const std::vector<float>& x) {
   return good;
 }
 
-// Array with the alignment of a new residual, followed by a guard value.
 struct Sum {
   explicit Sum(size_t n) : n_(n), memory_(n + 32, kGuardValue) {
     const auto address = reinterpret_cast<uintptr_t>(memory_.data());
@@ -194,7 +191,7 @@ void testMoved(const Data& data, const Parts& parts, TopKScratch& scratch) {
   }
 }
 
-// Tests non-temporal stores, with bands that need one pass or several.
+// The `true` in SearchInput asks for non-temporal stores.
 void testStreamed(const Data& data, const Parts& parts, TopKScratch& scratch) {
   const size_t n = data.x.size(), k = n / 50 + 1;
   for (const KeyBand& band :
@@ -221,8 +218,8 @@ void testStreamed(const Data& data, const Parts& parts, TopKScratch& scratch) {
   }
 }
 
-// Tests bands that no sample would give: too high, so that passes are repeated;
-// too low, so that candidates overflow; and with a wrong upper end.
+// No sample gives these bands. High bands need repeated passes, and low bands
+// have too many candidates.
 void testMisleadingBands(
     const Data& data,
     const Parts& parts,
@@ -232,7 +229,7 @@ void testMisleadingBands(
     return int32_t(bitsOf(parts.sum[size_t(parts.order[place])]) & 0x7fffffffu);
   };
   std::vector<size_t> counts{n / 10 + 1};
-  if (n < 60000) { // large arrays take long
+  if (n < 60000) {
     counts.insert(counts.end(), {1, n / 100 + 1, n / 2 + 1, n});
   }
   for (const size_t k : counts) {
@@ -263,12 +260,12 @@ void testMisleadingBands(
   }
 }
 
-// Tests arrays with one segment per thread; ties span several segments.
 void testThreads() {
   const size_t n = 3 * kGrain + 1001;
   TopKScratch scratch;
   const std::vector<Data> all = arrays(n);
-  for (const size_t kind : {0, 2, 7, 10}) { // zeros, ties, ascending, mixed
+  // The kinds are zeros, ties, ascending and mixed.
+  for (const size_t kind : {0, 2, 7, 10}) {
     const Data& data = all[kind];
     const Parts parts(data.x);
     for (const size_t k : {size_t(1), n / 50}) {
@@ -315,12 +312,12 @@ void testUnaligned() {
 }
 
 void testAll() {
-  TopKScratch scratch; // shared, so that stale contents are tested
+  TopKScratch scratch;
   for (const size_t n :
        {0,   1,    2,    15,   16,   17,   63,    64,    65,    100,
         127, 1023, 1024, 4095, 4096, 4097, 65535, 65536, 65537, 300001}) {
     if (check::kSanitized && n > 4097 && n != 65537) {
-      continue; // only one large size: see kSanitized
+      continue;
     }
     for (const Data& data : arrays(n)) {
       testPlain(data, scratch);

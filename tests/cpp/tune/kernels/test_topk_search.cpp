@@ -1,5 +1,3 @@
-// Tests the search's passes, memory, seeds and sizes. test_topk.cpp compares
-// its results with a reference.
 #include "tune/kernels/topk/topk.h"
 
 #include <cstring>
@@ -33,8 +31,9 @@ void testRepeatedPasses() {
                scratch)
         .passes;
   };
-  CHECK_EQ(passes({int32_t(bitsOf(2.0f)), kLargestKey}), 1u); // 4.6 % above
-  CHECK_EQ(passes({int32_t(bitsOf(3.0f)), kLargestKey}), 2u); // 0.3, then 13 %
+  // 4.6 % of the values are above 2 and 0.3 % are above 3. `k` is 1 %.
+  CHECK_EQ(passes({int32_t(bitsOf(2.0f)), kLargestKey}), 1u);
+  CHECK_EQ(passes({int32_t(bitsOf(3.0f)), kLargestKey}), 2u);
   CHECK_EQ(passes({int32_t(bitsOf(40.0f)), kLargestKey}), 3u);
 }
 
@@ -73,8 +72,7 @@ void testSeedChangesNothing() {
   }
 }
 
-// Tests bands about as wide as the histogram has bins, with one value for each
-// key of the band.
+// The histogram has 1024 bins.
 void testCutAtTheEndOfABand() {
   const int32_t lowest = int32_t(bitsOf(1.0f));
   for (const int32_t wide : {1022, 1023, 1024, 1025, 2047, 2048}) {

@@ -1,4 +1,3 @@
-// Collectives in shared memory: values, agreement of all ranks, and odd sizes.
 #include "tune/shm/collectives.h"
 
 #include <fcntl.h>
@@ -76,8 +75,7 @@ void testAllReduce(int size, size_t slot_bytes) {
 void testReductions() {
   constexpr int kSize = 3;
   runTeam(kSize, 4096, [](Team& team) {
-    const int64_t own =
-        team.rank() == 1 ? -50 : 10 * team.rank() + 1; // 1 -50 21
+    const int64_t own = team.rank() == 1 ? -50 : 10 * team.rank() + 1;
     std::vector<int64_t> wide(3000, own);
     allReduce(team, bytesOf(wide), wide.size(), Element::kI64, Reduction::kSum);
     CHECK(std::ranges::count(wide, -28) == 3000);
@@ -96,8 +94,8 @@ void testReductions() {
         Element::kF64,
         Reduction::kMean);
     CHECK(std::abs(doubles[0] - 21.0) < 1e-14);
-    // the ranks' values 1, 2 and 4 sum to 7, exactly, as bfloat16 and as
-    // binary16
+    // The ranks' values are 1, 2 and 4. Their sum 7 is exact in bfloat16 and in
+    // binary16.
     std::vector<uint16_t> small(3000, uint16_t(0x3f80 + 0x80 * team.rank()));
     allReduce(
         team, bytesOf(small), small.size(), Element::kBf16, Reduction::kSum);
@@ -163,8 +161,7 @@ void testDisagreement() {
   });
 }
 
-// Tests sums after a disagreement in which the ranks called operations that use
-// different numbers of slot halves.
+// barrier() and broadcast() use different numbers of slot halves.
 void testSumsAfterADisagreement() {
   runTeam(2, 4096, [](Team& team) {
     for (uint64_t round = 0; round < 5; ++round) {
@@ -188,8 +185,6 @@ std::string reasonOf(Team& team) {
   return "";
 }
 
-// Tests that when the last rank goes, the others fail long before the timeout,
-// and earlier results are correct.
 void testOneRankLeaves(void (*leave)(Team&), const char* reason) {
   runTeam(3, 4096, [=](Team& team) {
     std::vector<float> data = inputOf(team.rank(), 100, 0);
@@ -215,8 +210,7 @@ void pinTo(int core) {
   CHECK_EQ(sched_setaffinity(0, sizeof set, &set), 0);
 }
 
-// Tests whether ranks spin that are pinned to `cores`. A pinned rank's own core
-// does not tell it whether the others have different ones.
+// The ranks spin only if each rank can have a core of its own.
 void testSpinning(const std::vector<int>& cores, bool expected) {
   TeamOptions first = teamOptions(0, int(cores.size()), 4096);
   first.name = Team::makeName();
@@ -229,7 +223,7 @@ void testSpinning(const std::vector<int>& cores, bool expected) {
       options.rank = int(rank);
       Team team(options, Segment::alias(segment));
       CHECK_EQ(team.spins(), expected);
-      barrier(team); // no rank leaves earlier
+      barrier(team);
     });
   }
   for (std::thread& thread : threads) {
@@ -261,7 +255,7 @@ size_t bytesInMemory(const std::string& name) {
   return size_t(status.st_blocks) * 512;
 }
 
-// Tests that ranks reserve their own pages, for memory on their NUMA node.
+// Linux places a page on the NUMA node of the rank that reserves the page.
 void testEachRankReservesItsOwnPages() {
   constexpr int kSize = 4;
   constexpr size_t kSlot = 1 << 20;
@@ -270,7 +264,7 @@ void testEachRankReservesItsOwnPages() {
   TeamOptions options = teamOptions(0, kSize, kSlot);
   options.name = Team::makeName();
   Segment first = Team::reserve(options);
-  const size_t own = 2 * kSlot + 2 * kSlot / kSize; // slots, part of results
+  const size_t own = 2 * kSlot + 2 * kSlot / kSize;
   CHECK_EQ(bytesInMemory(options.name), header + own);
   for (options.rank = 1; options.rank < kSize; ++options.rank) {
     const Segment other = Team::reserve(options);
@@ -279,8 +273,6 @@ void testEachRankReservesItsOwnPages() {
   }
   CHECK_EQ(bytesInMemory(options.name), all);
 }
-
-// Tests of chunksOf().
 
 using Slices = std::vector<Slice>;
 
@@ -305,8 +297,6 @@ void chunksCoverEverythingOnceInOrder() {
   }
 }
 
-// 25 MB of 4-byte elements for 4 owners: chunk sizes are symmetric, and the
-// longest chunks are in the middle.
 void firstAndLastChunksAreShort() {
   const size_t count = 6'250'000;
   const Slices chunks = chunksOf(count, 4, 4);
@@ -316,7 +306,7 @@ void firstAndLastChunksAreShort() {
   CHECK_EQ(chunks[0].count(), chunks[10].count());
   CHECK_EQ(chunks[1].count(), chunks[9].count());
   for (size_t i = 0; i < 8; ++i) {
-    CHECK_EQ(chunks[i].end % 64, 0u); // a cache line
+    CHECK_EQ(chunks[i].end % 64, 0u);
     CHECK(chunks[i].count() <= (size_t(1) << 20));
   }
 }

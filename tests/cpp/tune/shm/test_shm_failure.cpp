@@ -1,5 +1,3 @@
-// Tests with a rank that is killed or stopped at any moment: the others fail in
-// time and name it, sums are never wrong, and no name remains in /dev/shm.
 #include <dirent.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -45,14 +43,13 @@ void repeatAllReduce(Team& team) {
   }
 }
 
-// Only barriers: a rank that is slowed down is the last at each of them.
+// A single-stepped rank is slow, so it arrives last at each barrier.
 void repeatBarrier(Team& team) {
   for (;;) {
     team.arriveAndWait();
   }
 }
 
-// Runs a rank until it fails; its exit status describes the failure.
 [[noreturn]] void runUntilFailure(
     const std::string& name,
     int rank,
@@ -65,7 +62,7 @@ void repeatBarrier(Team& team) {
   options.size = kSize;
   options.slot_bytes = 65536;
   options.timeout = kTimeout;
-  alarm(20); // a signal ends a rank that waits forever
+  alarm(20);
   const std::string culprit = "rank " + std::to_string(victim) + " ";
   try {
     Team team(options, segment ? std::move(*segment) : Team::reserve(options));
@@ -86,7 +83,6 @@ bool isRemovedFromDevShm(const std::string& name) {
   return gone;
 }
 
-// Function that ends or stops the victim.
 using Fate = std::function<void(pid_t)>;
 
 Fate signalAfterDelay(int number, int delay_us) {
@@ -96,8 +92,8 @@ Fate signalAfterDelay(int number, int delay_us) {
   };
 }
 
-// Single-steps the victim first, so that it also ends between arriving last at
-// a barrier and releasing the others. `number` 0: it stays stopped.
+// Single steps also stop the victim between its arrival at a barrier and its
+// release of the other ranks. With `number` 0, the victim stays stopped.
 Fate singleStepThenSignal(int number, int steps) {
   return [=](pid_t victim) {
     usleep(20000);
@@ -129,8 +125,8 @@ void testOthersNameTheVictim(
   for (int rank = 0; rank < kSize; ++rank) {
     pids[rank] = fork();
     if (pids[rank] == 0) {
-      // The child does not inherit the parent's mapping, so it opens the
-      // segment again, even if it is rank 0.
+      // The child does not inherit the parent's mapping. Rank 1 opens the
+      // segment, but rank 0 would create a new one.
       TeamOptions own = options;
       own.rank = 1;
       Segment opened = Team::reserve(own);
@@ -150,12 +146,12 @@ void testOthersNameTheVictim(
   CHECK(took < kTimeout + std::chrono::seconds(3));
   kill(pids[victim], SIGKILL);
   waitpid(pids[victim], nullptr, 0);
-  segment.unlinkName(); // as rank 0 does after its first barrier
+  segment.unlinkName();
   CHECK(isRemovedFromDevShm(options.name));
 }
 
-// The child does not inherit the segment, so it may use the segment's addresses
-// for other memory.
+// A forked child does not inherit the segment and may use the segment's
+// addresses for other memory.
 void testAForkedChildLeavesTheSegmentAlone() {
   constexpr size_t kBytes = 1 << 16;
   const std::string name = Segment::randomName();
@@ -170,7 +166,8 @@ void testAForkedChildLeavesTheSegmentAlone() {
         -1,
         0);
     segment.reset();
-    _exit(msync(reused, kBytes, MS_ASYNC) == 0 ? 0 : 1); // fails if unmapped
+    // msync() fails if the memory is not mapped.
+    _exit(msync(reused, kBytes, MS_ASYNC) == 0 ? 0 : 1);
   }
   int status = -1;
   CHECK_EQ(waitpid(child, &status, 0), child);
@@ -182,7 +179,6 @@ void testAForkedChildLeavesTheSegmentAlone() {
 
 } // namespace
 
-// test_shm_failure [TRIES]
 int main(int argc, char** argv) {
   const int tries = argc > 1 ? std::atoi(argv[1]) : 5;
   std::mt19937 random(1);

@@ -1,5 +1,3 @@
-// Tests random sizes, element types, reductions, rank orders and team sizes
-// against sequential sums: `test_shm_random [CASES] [SEED]`.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -20,7 +18,7 @@ struct Case {
   Element element;
   Reduction reduction;
   size_t count;
-  int owners; // 0: allReduce(), else through owners
+  int owners; // With 0 owners, the test calls allReduce().
   uint64_t seed;
 };
 
@@ -43,15 +41,14 @@ Case draw(std::mt19937_64& random, int size) {
   return test_case;
 }
 
-// Small integers, which every type represents and sums exactly.
+// Every element type represents small integers and their sums exactly.
 int valueOf(const Case& test_case, int rank, size_t i) {
   const uint64_t mixed =
       (test_case.seed + uint64_t(rank) * 7919 + i) * 0x9e3779b97f4a7c15ull;
   return int(mixed >> 60);
 }
 
-// Converts an integer that binary16 represents exactly: shifts the exponent and
-// truncates the fraction. GCC 11 has no _Float16.
+// GCC 11 has no _Float16. `whole` must be exact in binary16.
 uint16_t toHalf(int whole) {
   const float value = float(whole);
   uint32_t bits;
@@ -116,7 +113,6 @@ std::vector<std::byte> expected(const Case& test_case, int size) {
   return out;
 }
 
-// Equal slices, or slices of random lengths.
 std::vector<Slice> slicesOf(const Case& test_case) {
   if (test_case.seed % 2 == 0) {
     return equalSlices(test_case.owners, test_case.count);
@@ -136,7 +132,7 @@ std::vector<Slice> slicesOf(const Case& test_case) {
 
 void runCases(int size, size_t slot_bytes, int cases, uint64_t seed) {
   runTeam(size, slot_bytes, [=](Team& team) {
-    std::mt19937_64 random(seed); // the same on all ranks
+    std::mt19937_64 random(seed);
     for (int i = 0; i < cases; ++i) {
       const Case test_case = draw(random, size);
       std::vector<std::byte> data = inputOf(test_case, team.rank());

@@ -1,5 +1,3 @@
-// A small data-parallel job for the compressors' tests: ranks with gradients,
-// their compressors, and the expected mean.
 #pragma once
 
 #include <cmath>
@@ -10,9 +8,8 @@
 
 namespace commprof::compress {
 
-using Gradients = std::vector<std::vector<float>>; // by rank
+using Gradients = std::vector<std::vector<float>>;
 
-// Normally distributed values, equal in every run.
 inline const std::vector<float>& normals() {
   static const std::vector<float> pool = [] {
     std::mt19937 generator(1);
@@ -26,11 +23,12 @@ inline const std::vector<float>& normals() {
   return pool;
 }
 
-// Normally distributed values with 12 scales from 1e-5 to 1e-2, in runs, like
-// layers. As for real gradients, a part is common to all ranks.
+// The values have 12 scales from 1e-5 to 1e-2, like the layers of a model. As
+// in real gradients, all ranks have a part in common.
 inline Gradients someGradients(int world, size_t n, uint32_t seed) {
   const std::vector<float>& pool = normals();
-  const auto next = [&pool](uint32_t& state) { // Knuth's generator, high bits
+  // The lower bits of Knuth's generator are hardly random.
+  const auto next = [&pool](uint32_t& state) {
     state = state * 1664525u + 1013904223u;
     return pool[state >> 14];
   };
@@ -77,7 +75,6 @@ inline bool sameBits(const std::vector<float>& a, const std::vector<float>& b) {
       (a.empty() || std::memcmp(a.data(), b.data(), a.size() * 4) == 0);
 }
 
-// One matrix of 16 columns, if n is large enough, and a vector.
 inline std::vector<Slot> someSlots(size_t n) {
   std::vector<Slot> slots;
   const size_t rows = n / 2 / 16;
@@ -90,7 +87,6 @@ inline std::vector<Slot> someSlots(size_t n) {
   return slots;
 }
 
-// All ranks' compressors, kept over several steps.
 class World {
  public:
   World(int world, const Options& options) : group_(world) {
@@ -100,7 +96,7 @@ class World {
     reports.resize(size_t(world));
   }
 
-  // Replaces each rank's gradients by the mean; returns what ranks threw.
+  // Replaces each rank's gradients by the mean. Returns each rank's exception.
   std::vector<std::exception_ptr> tryRun(
       Gradients& gradients,
       const std::vector<Slot>& slots,
@@ -122,7 +118,6 @@ class World {
     });
   }
 
-  // As tryRun(), but nothing may throw and all results must have the same bits.
   void run(
       Gradients& gradients,
       const std::vector<Slot>& slots,
@@ -142,7 +137,7 @@ class World {
   void replace(int rank, const Options& options) {
     compressors_[size_t(rank)] = Compressor::make(options);
   }
-  ThreadGroup& group() { // its tamper and fails are used in every run
+  ThreadGroup& group() {
     return group_;
   }
 

@@ -1,4 +1,3 @@
-// Test arrays for kernels, at every level that this CPU supports.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +32,7 @@ inline constexpr size_t kSizes[] = {
     4099,
     100003};
 
-// xorshift64* generator: the same numbers on every machine.
+// The xorshift64* generator gives the same numbers on every machine.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15ull + 1) {}
@@ -44,7 +43,7 @@ class Random {
     state_ ^= state_ >> 27;
     return uint32_t((state_ * 0x2545f4914f6cdd1dull) >> 32);
   }
-  float uniform() { // -1 to 1
+  float uniform() {
     return float(int32_t(bits())) * 0x1p-31f;
   }
 
@@ -52,7 +51,6 @@ class Random {
   uint64_t state_;
 };
 
-// Generator of finite values of one kind.
 struct Pattern {
   const char* name;
   float (*value)(size_t i, Random& random);
@@ -88,9 +86,8 @@ inline std::vector<float> make(
   return out;
 }
 
-// Input of a kernel. It ends where its memory ends, so that the address
-// sanitizer detects reads beyond it, and begins `offset` values after the
-// heap's alignment.
+// The address sanitizer detects reads beyond the array, because the array ends
+// where its memory ends. `offset` is a number of values.
 template <class T>
 class Input {
  public:
@@ -108,7 +105,6 @@ class Input {
   size_t offset_;
 };
 
-// Output of a kernel, between guard values.
 template <class T>
 class Output {
  public:
@@ -147,9 +143,9 @@ class Output {
 struct Case {
   std::string name;
   size_t n = 0;
-  size_t offset = 0; // of all arrays, in values
+  size_t offset = 0;
   std::vector<float> x;
-  std::vector<float> residual; // x + residual is finite
+  std::vector<float> residual;
 };
 
 template <class Body>
@@ -157,7 +153,7 @@ void forEachCase(const Body& body) {
   for (const size_t n : kSizes) {
     for (const Pattern& pattern : kPatterns) {
       if (n > 10000 && &pattern != std::end(kPatterns) - 1) {
-        continue; // redundant, and slow under sanitizers
+        continue;
       }
       Case c;
       c.n = n;
@@ -173,7 +169,6 @@ void forEachCase(const Body& body) {
   }
 }
 
-// Calls body(name) with each available level in use.
 template <class Body>
 void forEachLevel(const Body& body) {
   using namespace commprof::kernels;
@@ -222,7 +217,6 @@ void sameBits(
 
 #define CHECK_SAME_BITS(actual, expected, what) \
   kernel_cases::sameBits(actual, expected, what, __FILE__, __LINE__)
-// `what` names the case, before the condition's text.
 #define CHECK_AT(condition, what)          \
   check::note(                             \
       bool(condition),                     \

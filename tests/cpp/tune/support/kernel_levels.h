@@ -1,5 +1,3 @@
-// Runs a test at each SIMD level that this machine has; prints which levels it
-// lacks.
 #pragma once
 
 #include <algorithm>

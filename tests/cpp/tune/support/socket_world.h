@@ -1,4 +1,3 @@
-// Ranks as threads that are connected by real loopback sockets.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +20,8 @@ namespace commprof::net {
 
 constexpr std::chrono::milliseconds kLongTimeout{20'000};
 
-// Runs body on one thread per rank; returns what each threw, or null. A rank's
-// connections end with its body. Errors name rank 0 as 10, and so on.
+// Returns each rank's exception, or null. A rank's connections close when
+// `body` returns.
 inline std::vector<std::exception_ptr> runConnected(
     int world,
     std::chrono::milliseconds timeout,
@@ -33,7 +32,8 @@ inline std::vector<std::exception_ptr> runConnected(
     listeners.push_back(std::make_unique<Listener>("127.0.0.1"));
     endpoints.push_back(listeners.back()->endpoint());
   }
-  std::vector<int> rank_names; // differ from the ranks
+  // Errors must show a rank's name, not its number.
+  std::vector<int> rank_names;
   for (int rank = 0; rank < world; ++rank) {
     rank_names.push_back(10 + rank);
   }
@@ -58,7 +58,6 @@ inline std::vector<std::exception_ptr> runConnected(
 
 using Bytes = std::vector<std::byte>;
 
-// Content of the message that `from` sends to `to` in exchange `number`.
 inline Bytes contentOf(int from, int to, uint32_t number, size_t bytes) {
   Bytes content(bytes);
   uint32_t state = uint32_t(from * 64 + to) * 7919u + number;
@@ -74,9 +73,8 @@ inline bool sameBytes(const Bytes& one, const Bytes& other) {
       (one.empty() || std::memcmp(one.data(), other.data(), one.size()) == 0);
 }
 
-// One exchange with its buffers.
 struct Round {
-  // `bytesOf(from, to)`: length of each message, 0 for none.
+  // `bytesOf(from, to)` returns a message's length, or 0 for no message.
   Round(
       compress::Transport& transport,
       uint32_t number,

@@ -1,5 +1,5 @@
-// A team whose ranks are threads of this process that share one mapping, so
-// that the thread sanitizer observes every access.
+// The team's ranks are threads that share one mapping, so the thread sanitizer
+// observes every access.
 #pragma once
 
 #include <functional>
@@ -19,7 +19,6 @@ inline TeamOptions teamOptions(int rank, int size, size_t slot_bytes) {
   return options;
 }
 
-// Calls body(team) on every rank.
 inline void runTeam(
     int size,
     size_t slot_bytes,

@@ -1,5 +1,3 @@
-// Transport between ranks that are threads: it copies messages, and can damage
-// or lose them.
 #pragma once
 
 #include <algorithm>
@@ -26,9 +24,8 @@ class ThreadGroup {
 
   explicit ThreadGroup(int world) : world_(world) {}
 
-  // Called with each message of an exchange before it is delivered.
   std::function<void(int from, int to, uint64_t sequence, Message&)> tamper;
-  // Returns true if wait() of the rank's transfer `sequence` must fail.
+  // If `fails` returns true, the transfer's wait() throws.
   std::function<bool(int rank, uint64_t sequence)> fails;
 
   int world() const {
@@ -59,7 +56,6 @@ class ThreadGroup {
     return message;
   }
 
-  // Marks that the rank sends nothing more.
   void leave(int rank) {
     const std::lock_guard lock(mutex_);
     left_.insert(rank);
@@ -84,7 +80,7 @@ class ThreadTransport : public Transport {
   int size() const override {
     return group_.world();
   }
-  uint64_t sentBytes() const { // by exchange()
+  uint64_t sentBytes() const {
     return sent_bytes_;
   }
 
@@ -152,7 +148,7 @@ class ThreadTransport : public Transport {
         std::memcpy(recv[size_t(r)].data(), message.data(), message.size());
       }
       for (const auto& [span, as_sent] :
-           sent) { // the buffers must be unchanged
+           sent) { // The caller must not have changed the buffers.
         CHECK(std::equal(span.begin(), span.end(), as_sent.begin()));
       }
     }
@@ -187,7 +183,7 @@ class ThreadTransport : public Transport {
   uint64_t sent_bytes_ = 0;
 };
 
-// Runs body on one thread per rank and returns what each threw, or null.
+// Returns each rank's exception, or null.
 inline std::vector<std::exception_ptr> runRanks(
     ThreadGroup& group,
     const std::function<void(ThreadTransport&)>& body) {

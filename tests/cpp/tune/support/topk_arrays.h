@@ -1,4 +1,3 @@
-// Adversarial arrays for top-K searches, and the expected order.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +23,7 @@ struct Data {
   std::vector<float> x;
 };
 
-// Normally distributed values with 12 scales from 1e-5 to 1e-2, like layers.
+// The values have 12 scales from 1e-5 to 1e-2, like the layers of a model.
 class Mixed {
  public:
   explicit Mixed(size_t n) : n_(n) {
@@ -42,7 +41,6 @@ class Mixed {
   std::normal_distribution<float> normal_;
 };
 
-// One array of each adversarial kind.
 inline std::vector<Data> arrays(size_t n) {
   std::mt19937 random(uint32_t(n) + 7);
   Mixed mixed(n);
@@ -90,7 +88,6 @@ inline std::vector<Data> arrays(size_t n) {
       })};
 }
 
-// Places in descending order of key, lowest index first among equals.
 inline std::vector<int32_t> stableOrder(const std::vector<float>& x) {
   std::vector<int32_t> order(x.size());
   for (size_t i = 0; i < x.size(); ++i) {

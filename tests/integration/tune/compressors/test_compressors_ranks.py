@@ -1,4 +1,4 @@
-"""Tests of compressors on real ranks: the assertions are in the ranks."""
+"""The assertions are in the modules that the ranks run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""``commprof run --hook``, for the built-in workload and for unchanged scripts."""
-
 from __future__ import annotations
 
 import json
@@ -12,7 +10,6 @@ from commprof.tune.compressors import SCHEMES
 from tests.support.machines.commands import RUN, call
 from tests.support.ranks.plain_script import LAYER_BYTES, plain_script
 
-#: Delay in ms of rank 1 in each backward pass.
 LATE_MS = 20
 
 
@@ -22,7 +19,7 @@ LATE_MS = 20
 def test_the_late_rank_is_named_where_gradients_are_compressed(
     tmp_path: Path, ranks: int, hook: str
 ) -> None:
-    # Rank 1 is late in each backward pass: only the other ranks wait for it, about that long.
+    # Rank 1 itself does not wait, so the mean wait of all ranks is below LATE_MS.
     run = tmp_path / "run"
     late = f"timed:late_rank=1,late_ms={LATE_MS}"
     ended = call(
@@ -51,7 +48,6 @@ ddp.register_comm_hook(None, allreduce_hook)
 
 
 def run(tmp_path: Path, *arguments: str) -> tuple[Any, str]:
-    """Returns the result of a run on two ranks, and its whole output."""
     ended = call(
         *RUN, "--world-sizes", "2", "--output", str(tmp_path / "run"), *arguments, timeout_s=120
     )

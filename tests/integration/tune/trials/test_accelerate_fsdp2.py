@@ -1,5 +1,3 @@
-"""A script that shards with Accelerate runs unchanged under run, trial and predict."""
-
 from __future__ import annotations
 
 import json
@@ -13,7 +11,7 @@ from tests.support.machines.commands import RUN, call
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("accelerate")]
 SCRIPT = Path(__file__).parents[3] / "support" / "scripts" / "accelerate_fsdp2.py"
-#: Bytes of one of the three layers, weights and bias in fp32.
+#: A layer has 256 x 256 weights and 256 biases of 4 bytes each.
 LAYER_BYTES = 4 * 256 * 257
 
 
@@ -41,5 +39,5 @@ def test_an_accelerate_fsdp2_script_is_predicted(tmp_path: Path) -> None:
     document = json.loads(ended.stdout)
     assert document["is_sharded"] is True
     again, kept = (answer["prediction"] for answer in document["answers"])
-    # All three layers are gathered again in backward, half of their bytes from the other rank.
+    # Backward gathers all three layers again, half of their bytes from the other rank.
     assert again["sent_bytes"] - kept["sent_bytes"] == 3 * LAYER_BYTES / 2

@@ -1,5 +1,3 @@
-"""The command that a verdict suggests works as described, with the trial's variable still set."""
-
 from __future__ import annotations
 
 import os
@@ -43,5 +41,5 @@ def test_the_suggested_command_sets_compressor_and_bucket_cap_under_env(tmp_path
         trace = read_trace(out / f"rank_{rank}.trace")
         assert "trial" not in trace.metadata
         assert "int8" in set(compressions(trace).scheme)
-        # Four layers of 0.26 MB each: DDP's default cap would put them in at most two buckets.
+        # With DDP's default cap, four layers of 0.26 MB would fill at most two buckets.
         assert len(set(columns.buckets(trace).index.tolist())) >= 4

@@ -1,5 +1,3 @@
-"""Trials do not change training: undone steps leave no effect, and other steps are unchanged."""
-
 from __future__ import annotations
 
 import itertools
@@ -14,20 +12,17 @@ from tests.support.machines.ranks import run_module
 
 pytestmark = pytest.mark.slow
 
-#: Kinds of steps: declared and detected steps end at different places of the loop.
 WAYS = ("declared", "found")
 SHORT = "rounds=3,block=1,warmup=2"
-#: Trials that undo no step: every step is also in the untouched run.
 LOSSLESS = (
     "bucket-cap=0.005,no-overlap,no-overlap+bucket-cap=0.01,first-bucket=0.005,"
     f"gradient-as-bucket-view=true,headroom=0,{SHORT}"
 )
 TAKEN_BACK = f"int8,topk:ratio=0.05+bucket-cap=0.005,{SHORT}"
-#: Candidates with other buckets, which change the order in which values of three ranks are summed.
+#: Other buckets change the order in which the values of three ranks are summed.
 OTHER_BUCKETS = f"bucket-cap=0.005,no-overlap,{SHORT}"
 
 
-#: Settings of FSDP2: SETTINGS is a trial that undoes no step, SETTINGS_TAKEN_BACK one that does.
 OWN_GROUP = "scatter-group=own," * (torch.__version__ >= (2, 13))
 SETTINGS = (
     f"reshard-after-forward=true,reshard-after-forward=false,prefetch=1,{OWN_GROUP}"

@@ -1,5 +1,3 @@
-"""Trials on real ranks: cases in which one candidate must win, and cases in which none does."""
-
 from __future__ import annotations
 
 import json
@@ -21,7 +19,6 @@ pytestmark = pytest.mark.slow
 
 #: 8 MB of gradients take 64 ms at 1 Gbit/s; the first half is ready after 4 of 8 ms of backward.
 HEAVY = "timed:layers=2,data_ms=1,forward_ms=1,backward_ms=4,gradient_mb=4,bucket_cap_mb=1"
-#: 40 kB of gradients, and 40 ms of sleep in forward and backward.
 LIGHT = "timed:layers=4,data_ms=1,forward_ms=4,backward_ms=6,gradient_mb=0.01"
 
 
@@ -36,7 +33,7 @@ def test_on_a_slow_link_the_candidate_with_the_fewest_bytes_wins(tmp_path: Path)
     assert (result.rounds, result.verdict.choice) == (4, "topk:ratio=0.01")
     none, headroom = result.of_role("baseline"), result.of_role("headroom")
     fp16, topk = result.candidates[3:]
-    # 11 ms of work, and 64 ms on the wire from the 7th ms on; a busy machine only adds to that.
+    # A step has 11 ms of work, and 64 ms on the wire that begin after 7 ms.
     assert 11 <= headroom.step_ms < 40
     assert 68 <= none.step_ms < 140
     assert topk.step_ms < fp16.step_ms < none.step_ms
@@ -47,20 +44,17 @@ def test_on_a_slow_link_the_candidate_with_the_fewest_bytes_wins(tmp_path: Path)
     for one in (fp16, topk):
         assert one.break_even is not None
         assert one.break_even.gbit_per_s is not None
-        assert one.break_even.gbit_per_s.value > 1.0  # it pays on this link
+        assert one.break_even.gbit_per_s.value > 1.0  # above the link's rate, so compression pays
     assert fp16.relative_error < 1e-3 < topk.relative_error
     assert topk.overhead_reduction is not None
     assert topk.overhead_reduction.value > 0.5
-    assert topk.loss_effect is None  # its loss is 0 in every step
+    assert topk.loss_effect is None
 
 
 @pytest.mark.needs_netns
 @pytest.mark.measures
 def test_on_a_slow_link_fsdp2_without_resharding_after_forward_wins(tmp_path: Path) -> None:
-    """8 MB of parameters are gathered in forward, again in backward, and their gradients reduced.
-
-    A rank sends 4 MB per gathering, and gloo sends 8 MB for the reduction: 128 ms.
-    """
+    """A rank sends 4 MB in each of 2 gatherings and 8 MB in gloo's reduction, in 128 ms."""
     plan = "reshard-after-forward=false,prefetch=1,rounds=4,block=3"
     with Hosts(2, "1gbit") as hosts:
         steps = parse_trial(plan).steps
@@ -70,7 +64,6 @@ def test_on_a_slow_link_fsdp2_without_resharding_after_forward_wins(tmp_path: Pa
     assert (result.rounds, result.verdict.choice) == (4, "reshard-after-forward=false")
     none, headroom = result.of_role("baseline"), result.of_role("headroom")
     kept, ahead = result.candidates[3:]
-    # 11 ms of work hide a part of the 128 ms on the wire; a busy machine adds to both steps.
     assert 11 <= headroom.step_ms < none.step_ms - 100
     assert kept.step_ms < none.step_ms
     assert none.wire_bytes == pytest.approx(16e6, rel=0.01)
@@ -123,7 +116,6 @@ def test_an_unchanged_ddp_script_takes_part_in_a_trial(tmp_path: Path) -> None:
     assert f"a trial of 5 candidates begins; it takes {5 * 3 * 4} steps" in text
 
 
-#: Replacement for DDP.
 SHARDED = """
 from torch.distributed.fsdp import fully_shard
 def DistributedDataParallel(model):
@@ -140,7 +132,7 @@ def test_an_fsdp2_script_takes_part_unchanged_and_trains_with_a_setting(tmp_path
     result, text = run(tmp_path / "trial", "--trial", plan, str(script))
     candidates = result["trial"]["candidates"]
     assert [one["label"] for one in candidates[3:]] == plan.split(",")[:2]
-    # Two of the three layers are gathered during another layer's compute, in 4-byte elements.
+    # Without resharding a rank holds three gathered layers, with prefetch=1 one gathered layer.
     assert candidates[3]["held_bytes"] == 3 * candidates[4]["held_bytes"] == 3 * LAYER_BYTES
     assert candidates[0]["wire_bytes"] == pytest.approx(3 * 2 * LAYER_BYTES)
     assert candidates[3]["wire_bytes"] == pytest.approx(3 * 1.5 * LAYER_BYTES)
@@ -150,10 +142,9 @@ def test_an_fsdp2_script_takes_part_unchanged_and_trains_with_a_setting(tmp_path
     assert result["context"]["fsdp"] == "reshard-after-forward=false"
     rows = result["runs"][0]["aggregated_metrics"]["collectives"]
     gathers = [row for row in rows if row["op"] == "all_gather_into_tensor"]
-    assert [row["calls_per_step"] for row in gathers] == [3]  # only those of forward
+    assert [row["calls_per_step"] for row in gathers] == [3]
 
 
-#: On one rank the optimizer's state holds an object that cannot be copied.
 UNKEPT = """
 import threading
 
@@ -181,9 +172,8 @@ def test_no_rank_begins_a_trial_if_one_cannot_keep_its_state(
 
 
 def test_a_script_that_ends_before_its_trial_leaves_whole_records(tmp_path: Path) -> None:
-    """The script destroys the process group, as most do: nothing at the end may need it."""
     plan = "int8,bucket-cap=0.1,rounds=20,block=2"
-    of_round = 5 * 4  # candidates, each with its warm-up
+    of_round = 5 * 4  # 5 candidates with 4 steps each, warm-up included
     script = tmp_path / "train.py"
     script.write_text(plain_script(steps=10 + 4 * of_round))
     result, text = run(tmp_path, "--trial", plan, str(script))
@@ -227,7 +217,7 @@ def test_a_trial_that_cannot_begin_reports_why_and_the_script_still_runs(
 
 @pytest.mark.parametrize("hosts", ["ab", "aab"])
 def test_a_trial_of_hierarchical_exchanges_completes_all_rounds(tmp_path: Path, hosts: str) -> None:
-    """Runs one rank on each host, where no memory is shared, and hosts of unequal size."""
+    """Hosts `ab` have a rank each, and share no memory; hosts `aab` differ in size."""
     plan = "hierarchical,int8:hierarchical=1,rounds=3,block=2"
     named = f"os.environ['COMMPROF_HOST'] = '{hosts}'[int(os.environ['RANK'])]"
     script = tmp_path / "train.py"

@@ -1,1 +1,1 @@
-"""Exact schedules: jobs whose every time, wait and cause is known from their construction."""
+"""Jobs in which every time, wait and cause is known from their construction."""

@@ -1,5 +1,3 @@
-"""Summaries that ranks in always-on mode would leave of a simulated job, made by the C++ core."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -13,12 +11,9 @@ from tests.support.machines.core_tests import run
 def summarised(
     program: Path, ranks: list[Rank], directory: Path
 ) -> tuple[list[Trace], list[Summary]]:
-    """Returns the ranks' traces and summaries.
+    """Returns traces and summaries of ranks of one host.
 
-    Args:
-        program: the core's ``test_recorded_ranks``.
-        ranks: recordings of ranks of one host.
-        directory: an empty directory.
+    ``program`` is the core's ``test_recorded_ranks``, and ``directory`` is empty.
     """
     lines = []
     for rank in ranks:

@@ -1,5 +1,3 @@
-"""Draws jobs: what they are, how long everything takes, and which ranks are late in which phase."""
-
 from __future__ import annotations
 
 import math
@@ -23,13 +21,12 @@ DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER = (
     Phase.OTHER,
 )
 PAUSE = "host pause"
-#: Phases in which a rank may be late, by their names in the analysis.
 LATE_IN = {"data": DATA, "forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
 
 
 @dataclass(frozen=True)
 class Late:
-    """A rank that is late by ``extra_ns[step]``, for one cause."""
+    """The rank is late by ``extra_ns[step]``, because of ``cause``."""
 
     rank: int
     cause: str
@@ -38,45 +35,37 @@ class Late:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A job with its late ranks, and the same job without them."""
-
     job: Job
     clean: Job
     late: tuple[Late, ...] = ()
-    #: Time in ns of a rank's backward pass.
     backward_ns: float = math.nan
     facts: dict[str, object] = field(default_factory=dict)
 
 
 class _Draw:
-    """Random numbers of one job."""
-
     def __init__(self, seed: int, size: int, steps: int) -> None:
         self.random = np.random.default_rng(seed)
         self.size, self.steps = size, steps
-        #: Standard deviation of every time.
+        #: Every time has this standard deviation, as a fraction of its mean.
         self.noise = float(self.random.uniform(0.02, 0.08))
         uniform = self.random.uniform
         self.data, self.forward = uniform(0.3, 2.0) * MS, uniform(3.0, 8.0) * MS
         self.backward, self.optimizer = uniform(6.0, 14.0) * MS, uniform(0.8, 2.5) * MS
         self.other = uniform(0.3, 1.2) * MS
-        #: Time of all calls of a step.
         self.wire = uniform(0.1, 0.9) * self.backward
 
     def noisy(self, mean_ns: float, count: int, noise: float | None = None) -> Ints:
-        """Draws times ``[step, count]``."""
+        """Draws times in ns, as an array ``[step, count]``."""
         spread = self.random.standard_normal((self.steps, count)) * (noise or self.noise)
         times: Ints = np.rint(np.maximum(1000, mean_ns * (1 + spread))).astype(np.int64)
         return times
 
     def between(self, low: int, high: int) -> int:
-        """Draws an integer, both ends included."""
         return int(self.random.integers(low, high, endpoint=True))
 
     def job(
         self, name: str, roles: Sequence[tuple[Ints, list[tuple[Op, float]]]], calls: Sequence[Call]
     ) -> Job:
-        """Makes a job of roles: their ranks, and their operations with the mean time of each."""
         parts = [Role(ranks, tuple(op for op, _ in ops)) for ranks, ops in roles]
         work = {
             (r, i): self.noisy(mean, len(ranks))
@@ -104,7 +93,6 @@ class _Draw:
     def frame(
         self, forward: list[tuple[Op, float]], backward: list[tuple[Op, float]]
     ) -> list[tuple[Op, float]]:
-        """Puts data before, and the optimizer and the rest of the step after these operations."""
         before = [(Op(WORK, DATA), self.data), (Op(WORK, OTHER), 30_000.0)]
         gap = [(Op(WORK, OTHER), 50_000.0)]
         after = [(Op(WORK, OPTIMIZER), self.optimizer), (Op(WORK, OTHER), self.other)]
@@ -116,9 +104,9 @@ def _world(size: int) -> Ints:
 
 
 def _ddp(draw: _Draw, groups: Ints | None = None, layers: int = 1) -> Job:
-    """DDP: gradient buckets, and a finalisation that waits for them.
+    """Makes a DDP job, in which each group reduces its own gradients.
 
-    ``groups``: ``[group, member]``, each of which reduces its own gradients; by default all ranks.
+    ``groups`` is an array ``[group, member]``; by default, all ranks are one group.
     """
     buckets = draw.between(4, 25)
     groups = _world(draw.size) if groups is None else groups
@@ -134,7 +122,6 @@ def _ddp(draw: _Draw, groups: Ints | None = None, layers: int = 1) -> Job:
 
 
 def _handles(draw: _Draw) -> Job:
-    """Asynchronous calls in backward, whose handles are waited for in turn at its end."""
     buckets = draw.between(3, 16)
     calls = [Call("all_reduce", "dp", _world(draw.size), 1 << 18) for _ in range(buckets)]
     backward: list[tuple[Op, float]] = []
@@ -147,10 +134,6 @@ def _handles(draw: _Draw) -> Job:
 
 
 def _fsdp2(draw: _Draw) -> Job:
-    """FSDP2: each layer is gathered before its use, and backward scatters the gradients.
-
-    In half of the jobs the next layer's gathering is issued before a layer computes, else after.
-    """
     layers, ahead = draw.between(2, 6), bool(draw.random.integers(2))
     groups = _world(draw.size)
     calls: list[Call] = []
@@ -160,7 +143,6 @@ def _fsdp2(draw: _Draw) -> Job:
         return len(calls) - 1
 
     def gathered(phase: Phase, work: float) -> list[tuple[Op, float]]:
-        """Returns the operations of all layers in one phase; backward also scatters gradients."""
         gathers = [call("all_gather_into_tensor") for _ in range(layers)]
         ops, scattering = [(Op(ISSUE, phase, gathers[0]), 0.0)], -1
         for layer in range(layers):
@@ -180,7 +162,7 @@ def _fsdp2(draw: _Draw) -> Job:
 
 
 def _groups(draw: _Draw) -> Job:
-    """Tensor parallel groups of 2 or 4 ranks wait for each layer; DDP reduces across the groups.
+    """Makes tensor parallel groups of 2 or 4 ranks, and lets DDP reduce across the groups.
 
     If the number of ranks is odd, all ranks are one tensor parallel group.
     """
@@ -208,7 +190,6 @@ def _groups(draw: _Draw) -> Job:
 
 
 def _pipeline(draw: _Draw) -> Job:
-    """A pipeline: stages send micro batches on and gradients back; each stage has replicas."""
     stages = draw.between(2, min(4, draw.size))
     while draw.size % stages:
         stages -= 1
@@ -258,10 +239,7 @@ def _pipeline(draw: _Draw) -> Job:
 
 
 def chain(seed: int, size: int, steps: int) -> Job:
-    """A job in which rank 1 waits for rank 0, and then makes all further ranks wait.
-
-    Its calls are short; no rank is late.
-    """
+    """Makes rank 1 wait for rank 0, and then all further ranks wait for rank 1; no rank is late."""
     draw = _Draw(seed, size, steps)
     draw.wire = 0.2 * MS
     pair, rest = np.array([[0, 1]]), np.arange(1, size)[np.newaxis, :]
@@ -303,15 +281,15 @@ def drawn(
 
     Args:
         shape: one of ``SHAPES``.
-        seed: of all random numbers.
-        size: ranks.
-        steps: steps.
-        late: late ranks.
+        seed: seed of all random numbers.
+        size: number of ranks.
+        steps: number of steps.
+        late: number of late ranks.
         cause: one of ``LATE_IN``, or ``PAUSE``; drawn if None.
-        times_backward: how late, in backward passes; drawn between 0.2 and 3 if None.
-        in_turn: True if the late ranks take turns. If False, each late rank is late in all steps:
-            the first by the full time, every further one by a quarter of the previous rank's time.
-        hosts: hosts, with clocks of their own.
+        times_backward: lateness in backward passes; drawn between 0.2 and 3 if None.
+        in_turn: True if the late ranks take turns. If False, all of them are late in all steps,
+            each further rank by a quarter of the previous late rank's time.
+        hosts: number of hosts; each host has its own clock.
     """
     draw = _Draw(seed, size, steps)
     state = draw.random.bit_generator.state
@@ -342,7 +320,6 @@ def _make_late(draw: _Draw, job: Job, late: Late) -> None:
         job.pause(late.rank, works[draw.between(0, len(works) - 1)], late.extra_ns)
         return
     works = job.works(LATE_IN[late.cause], role)
-    # Either all operations of the phase are slower, or only one of them.
     chosen = works if draw.random.integers(2) else [works[draw.between(0, len(works) - 1)]]
     job.lengthen(late.rank, LATE_IN[late.cause], late.extra_ns, chosen)
 
@@ -350,7 +327,8 @@ def _make_late(draw: _Draw, job: Job, late: Late) -> None:
 def any_job(seed: int, late: int = 1, in_turn: bool = False, most_ranks: int = 1024) -> Drawn:
     """Draws a job of any shape and size, on one to four hosts.
 
-    One job in 50 has 256 ranks or more, and one in ten more than 32, if ``most_ranks`` allows it.
+    Of 50 seeds, one has 256 ranks or more, and four have 32 to 256 ranks, unless ``most_ranks`` is
+    less.
     """
     random = np.random.default_rng([seed, late, in_turn])
     low, high = (8, 10) if seed % 50 == 49 else (5, 8) if seed % 10 == 9 else (1, 5)
@@ -359,8 +337,7 @@ def any_job(seed: int, late: int = 1, in_turn: bool = False, most_ranks: int = 1
     if shape == "pipeline":
         size += size % 2
     hosts = int(random.integers(1, 5)) if size >= 8 else 1
-    # Bubbles of a pipeline, or noise of many ranks, can make up much of the waiting. The late rank
-    # then shows only in the ranks' own work, over more steps.
+    # In a pipeline, or among many ranks, a late rank shows only over more steps.
     most = 25 if shape == "pipeline" or size > 256 else 13
     steps = most - 1 if size > 32 else int(random.integers(16, 25))
     return drawn(shape, seed, size, steps, late, in_turn=in_turn, hosts=hosts)

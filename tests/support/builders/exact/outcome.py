@@ -1,5 +1,3 @@
-"""Compares the report's analysis of a simulated job with what is true of the job."""
-
 from __future__ import annotations
 
 import math
@@ -20,33 +18,26 @@ from tests.support.builders.traces import world_run
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the analysis says of a job, and how far it is from the truth."""
-
-    #: The rank that is named late, and its cause; None if no rank is named.
     rank: int | None
     cause: str | None
-    #: Largest errors as fractions of the step. ``cost_error``: of the waiting that one rank caused
-    #: for one cause, as a mean over the steps and the waiting ranks. The others: of one rank's
-    #: waiting, and of its transfer, as means over the steps.
+    #: The largest errors as fractions of the step: of the waiting that one rank caused for one
+    #: cause, of one rank's waiting, and of one rank's transfer.
     cost_error: float
     wait_error: float
     transfer_error: float
-    #: True fraction of all waiting that the named rank caused; NaN if none is named.
     true_share: float
 
     def is_right(self, drawn: Drawn) -> bool:
-        """True if the late rank is named, or no rank if none is late."""
         return self.rank == (drawn.late[0].rank if drawn.late else None)
 
     def cause_is_right(self, drawn: Drawn) -> bool:
-        """True if the late rank and its cause are named."""
         return self.is_right(drawn) and self.cause == drawn.late[0].cause
 
 
 def outcome(drawn: Drawn) -> Outcome:
-    """Analyses a job as a report does, and compares the result with the truth.
+    """Compares the analysis of a report with the truth.
 
-    Leaves out the replay that predicts gains: it would take half of the time.
+    The replay that predicts gains is left out, because it would take half of the time.
     """
     times = simulate(drawn.job)
     true = truth.truth_of(drawn.job, times)

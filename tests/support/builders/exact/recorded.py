@@ -1,5 +1,3 @@
-"""Recordings of a simulated job, as commprof writes them."""
-
 from __future__ import annotations
 
 from itertools import groupby
@@ -14,17 +12,15 @@ from tests.support.builders.exact.jobs import FINISH, ISSUE, WAIT, Job
 from tests.support.builders.exact.simulation import Times
 from tests.support.builders.traces import MS, THREAD, Rank
 
-#: gloo tells the end of these only to the thread that waits.
+#: gloo tells the end of these operations only to the thread that waits.
 _NO_END = ("send", "recv", "reduce_scatter_tensor")
-#: By how many ns a host's clock is ahead of the previous host's, and by what fraction it is faster.
+#: A host's clock is ahead of the previous host's by _CLOCK_AHEAD_NS, and faster by a multiple of
+#: _DRIFT.
 _CLOCK_AHEAD_NS, _DRIFT = 137 * MS + 977, 2e-6
 
 
 class ExactRank(Rank):
-    """A rank whose records were made all at once."""
-
     def __init__(self, job: Job, rank: int, records: Any, steps: list[tuple[int, int]]) -> None:
-        """``records`` in any order."""
         of_host = job.ranks_per_host or job.size
         host = rank // of_host
         super().__init__(
@@ -38,7 +34,6 @@ class ExactRank(Rank):
         self._made = records
 
     def records(self) -> Any:
-        """Returns the records sorted by time."""
         return self._made[np.argsort(self._made["timestamp_ns"], kind="stable")]
 
 
@@ -47,7 +42,7 @@ def _labels(job: Job) -> list[str]:
 
 
 def _memberships(job: Job, rank: int) -> list[tuple[int, str, int, int]]:
-    """Returns the id, name and size of each group of a rank, and the rank's place in the group."""
+    """Returns id, name and size of each group of a rank, and the rank's place in the group."""
     found = []
     for id, label in enumerate(_labels(job), 1):
         calls = [call for call in job.calls if call.label == label]
@@ -66,7 +61,6 @@ def _groups(job: Job, rank: int) -> dict[int, tuple[str, int]]:
 
 
 def recorded(job: Job, times: Times) -> list[Rank]:
-    """Returns the recordings of all ranks."""
     ids = {label: id for id, label in enumerate(_labels(job), 1)}
     ranks: list[Rank | None] = [None] * job.size
     for r, role in enumerate(job.roles):
@@ -89,8 +83,6 @@ def _of_rank(job: Job, times: Times, rank: int, records: Any) -> Rank:
 
 
 def _on_own_clock(records: Any, host: int, first_ns: int, last_ns: int) -> Any:
-    """Moves records to the clock of a host, and adds comparisons with rank 0's clock."""
-
     def moved(at: Ints) -> Ints:
         drifted = np.rint((at - first_ns) * _DRIFT * (1 + host % 3)).astype(np.int64)
         result: Ints = at + host * _CLOCK_AHEAD_NS + drifted
@@ -112,7 +104,6 @@ def _on_own_clock(records: Any, host: int, first_ns: int, last_ns: int) -> Any:
 
 
 def _of_role(job: Job, times: Times, r: int, ids: dict[str, int]) -> Any:
-    """Returns the records of the ranks of a role, ``[rank of the role, step, record]``."""
     role = job.roles[r]
     ranks, steps = role.ranks, np.arange(job.steps)[:, np.newaxis]
     made: list[Any] = []
@@ -164,7 +155,7 @@ def _of_role(job: Job, times: Times, r: int, ids: dict[str, int]) -> Any:
         place += count
     add(Kind.STEP, times.step_end_ns[:, ranks], op_id=steps, aux=1)
     records = np.stack(made, axis=2).transpose(1, 0, 2)
-    # A rank without a pause has no record of a pause.
+    # A pause of 0 ns has no record.
     return [
         each[(each["kind"] != Kind.PAUSE) | (each["value"] > each["timestamp_ns"])]
         for each in records
@@ -172,7 +163,6 @@ def _of_role(job: Job, times: Times, r: int, ids: dict[str, int]) -> Any:
 
 
 def _seq(job: Job, number: int) -> Ints:
-    """Returns the sequence number of a call in its communicator, ``[step, 1]``."""
     call = job.calls[number]
     alike = [
         i
@@ -185,7 +175,6 @@ def _seq(job: Job, number: int) -> Ints:
 
 
 def _fields(job: Job, number: int, ranks: Ints) -> dict[str, Any]:
-    """Returns the fields that describe a call, some with a value per rank."""
     call = job.calls[number]
     if not call.is_message:
         sizes = {"bytes_in": call.bytes, "bytes_out": call.bytes}

@@ -1,7 +1,6 @@
-"""Simulates a job: when each rank begins and ends each operation, and when each call ends.
+"""A call begins once all of its ranks have issued it and its communicator is free.
 
-A call begins on its communicator once all of its ranks have issued it and the communicator's
-previous call has ended. A message begins once both of its ranks have issued it.
+A message begins once both of its ranks have issued it.
 """
 
 from __future__ import annotations
@@ -15,27 +14,24 @@ import numpy.typing as npt
 from commprof.trace.columns import Ints
 from tests.support.builders.exact.jobs import FINISH, ISSUE, WAIT, WORK, Call, Job, Op
 
-#: Time in ns that a wait takes if its call has already ended, and that a finalisation takes before
-#: its first wait and again after its last one.
+#: A wait takes RETURNS_NS if its call has already ended. A finalisation takes FINISH_NS before its
+#: first wait, and again after its last wait.
 RETURNS_NS = 300
 FINISH_NS = 10_000
-#: Time in ns of the shortest wait in which a rank counts as standing.
+#: A rank counts as standing in a wait of at least this time in ns.
 STANDS_NS = 1000
-#: Time from which a communicator is idle if it has had no call yet.
 _NEVER = np.int64(0)
 
 
 @dataclass
 class CallTimes:
-    """Times of one call, ``[step, rank]``; 0 for ranks that take no part."""
+    """The arrays are ``[step, rank]``, with 0 for ranks that take no part."""
 
     issue_ns: Ints
-    #: When the last rank of the group issued the call, and which rank that is.
     last_ns: Ints
     last_rank: Ints
-    #: When the communicator had ended its previous call.
     free_ns: Ints
-    #: Begin and end of the call on its communicator, and when the rank saw the end.
+    #: The call runs from ``begin_ns`` to ``over_ns``, and the rank sees its end at ``end_ns``.
     begin_ns: Ints
     over_ns: Ints
     end_ns: Ints
@@ -43,26 +39,22 @@ class CallTimes:
 
 @dataclass
 class Times:
-    """Times of a whole job in ns."""
-
-    #: Begin and end of each operation, by role and index: ``[step, rank of the role]``.
+    #: ``begin_ns[role, operation]`` is an array ``[step, place]``, with the rank's place in the
+    #: role.
     begin_ns: dict[tuple[int, int], Ints]
     end_ns: dict[tuple[int, int], Ints]
-    #: FINISH: begin and end of the wait for each of its calls: ``[call, step, rank of the role]``.
+    #: Each FINISH has the begins and the ends of its waits, as arrays ``[call, step, place]``.
     stood_ns: dict[tuple[int, int], tuple[Ints, Ints]]
     calls: list[CallTimes]
-    #: ``[step, rank]``.
     step_begin_ns: Ints
     step_end_ns: Ints
 
     @property
     def wall_ns(self) -> Ints:
-        """Time of each step, ``[step, rank]``."""
         return self.step_end_ns - self.step_begin_ns
 
 
 def simulate(job: Job) -> Times:
-    """Returns the times of a job."""
     shape = (job.steps, job.size)
     calls = [CallTimes(*(np.zeros(shape, dtype=np.int64) for _ in range(7))) for _ in job.calls]
     begin, end, stood = {}, {}, {}
@@ -97,10 +89,6 @@ def simulate(job: Job) -> Times:
 
 
 def _after(job: Job, times: Times, at: tuple[int, int, int], op: Op, now: Ints) -> Ints:
-    """Returns when the ranks of a role, which begin it ``now``, are done with an operation.
-
-    ``at``: step, and indices of the role and of the operation.
-    """
     step, r, i = at
     ranks = job.roles[r].ranks
     if op.kind == WORK:
@@ -124,10 +112,6 @@ def _after(job: Job, times: Times, at: tuple[int, int, int], op: Op, now: Ints) 
 def _begin(
     job: Job, times: CallTimes, number: int, step: int, free: dict[tuple[str, int], np.int64]
 ) -> None:
-    """Begins a call in the groups in which all ranks have issued it.
-
-    ``free``: when a communicator is free, by its label and the index of its group.
-    """
     call = job.calls[number]
     issue = times.issue_ns[step][call.groups]
     ready = np.flatnonzero((issue > 0).all(axis=1) & (times.over_ns[step][call.groups[:, 0]] == 0))
@@ -148,7 +132,6 @@ def _begin(
 
 
 def _order(job: Job) -> Iterator[tuple[int, int]]:
-    """Yields role and index of all operations of a step, each after those that it waits for."""
     at = [0] * len(job.roles)
     issued = [np.zeros(job.size, dtype=np.bool_) for _ in job.calls]
     while True:

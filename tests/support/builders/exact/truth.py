@@ -1,10 +1,6 @@
-"""What is true of a simulated job: its waits, and where they began; from the schedule alone.
+"""The truth about a simulated job, from its schedule alone.
 
-The rules are those of docs/reading.md, applied to exact times and to the order of the program: both
-are known here. Nothing is read from a recording, and nothing of commprof's analyses is used.
-
-A wait for a call lasts until its last rank arrives. The calls that one finalisation waits for run
-one after another; the last of them that did not queue behind another one ended the waiting.
+The rules are those of docs/reading.md. Neither recordings nor commprof's analyses are used.
 """
 
 from __future__ import annotations
@@ -24,7 +20,6 @@ from tests.support.builders.exact.simulation import STANDS_NS, Times
 
 Floats = npt.NDArray[np.float64]
 
-#: Causes of waiting, in the order of the columns of ``Truth.caused_ns``.
 CAUSES = (*PHASES, "host pause", "transfer", "unknown")
 _PAUSE, _TRANSFER, _UNKNOWN = range(len(PHASES), len(PHASES) + 3)
 _WAITING = len(CAUSES)
@@ -32,84 +27,64 @@ _WAITING = len(CAUSES)
 
 @dataclass
 class Truth:
-    """Waiting and transfer, and where the waiting began."""
-
-    #: ``[step, rank]``.
     wait_ns: Floats
     transfer_ns: Floats
-    #: ``[step, rank, cause]``: waiting of all ranks that began on ``rank``, for this cause.
+    #: ``caused_ns[step, rank, cause]`` sums the waiting for which ``rank`` and ``cause`` are to
+    #: blame.
     caused_ns: Floats
 
 
 @dataclass(frozen=True)
 class _Wait:
-    """One wait of one rank; at least a part of it is waiting for a late rank."""
-
     step: int
     rank: int
     begin_ns: int
     end_ns: int
-    #: Begin and end of each part of the waiting, and the sum of the parts.
     waiting: tuple[tuple[int, int], ...]
     wait_ns: int
-    #: The rank that arrived last at the call, and when.
     late: int
     arrived_ns: int
-    #: Call that ended the waiting, and when this rank issued the call.
+    #: ``call`` ended the waiting; the waiting rank had issued this call at ``own_ns``.
     call: int
     own_ns: int
-    #: Position of this wait in its rank's program, counted in operations over all steps; and of
-    #: the issue of ``call`` in the late rank's program.
+    #: ``at`` is the position of this wait in its rank's program, counted over all steps.
+    #: ``late_at`` is the position of the issue of ``call`` in the late rank's program.
     at: int
     late_at: int
 
 
 @dataclass
 class _Stop:
-    """Where one rank waits for a collective, in which every rank waits for all others."""
-
     at: int
     issue_ns: int
     begin_ns: int
     left_ns: int
     stood: bool
-    #: Which of the call's groups the rank is in.
     group: int
 
 
 @dataclass
 class _Rank:
-    """What one rank did."""
-
-    #: Begin, end and cause of everything that takes time.
     done: list[tuple[int, int, int]] = field(default_factory=list)
-    #: By step and call: where the rank waits for the call, and the position of the call's issue in
-    #: the rank's program.
     stops: dict[tuple[int, int], _Stop] = field(default_factory=dict)
     issued_at: dict[tuple[int, int], int] = field(default_factory=dict)
-    #: The stops in the order of the program: their keys and positions.
     stop_keys: list[tuple[int, int]] = field(default_factory=list)
     stop_at: list[int] = field(default_factory=list)
     edges: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     reached: Floats = field(default_factory=lambda: np.zeros(0))
 
     def close(self) -> None:
-        """Sorts what was added; :meth:`until` and :meth:`spent` need this."""
         self.stop_keys = sorted(self.stops, key=lambda key: self.stops[key].at)
         self.stop_at = [self.stops[key].at for key in self.stop_keys]
         begin, end, cause = np.array(sorted(self.done), dtype=np.int64).reshape(-1, 3).T
         length = np.zeros((len(begin) + 1, _WAITING + 1))
         length[np.arange(len(begin)) + 1, cause] = end - begin
-        # Between two neighbouring edges, all time belongs to one cause, or to none.
         self.edges = np.stack([begin, end], axis=1).ravel()
         total = np.cumsum(length, axis=0)
         self.reached = np.repeat(total, 2, axis=0)[1:-1]
 
     def until(self, time_ns: int) -> Floats:
-        """Returns the time spent on each cause before ``time_ns``, in the order of CAUSES.
-
-        The last element is the waiting.
-        """
+        """Returns the ns spent on each of CAUSES before ``time_ns``, followed by the waiting."""
         at = int(np.searchsorted(self.edges, time_ns, side="right"))
         if at == 0 or at == len(self.edges):
             ends: Floats = self.reached[0 if at == 0 else -1]
@@ -120,13 +95,12 @@ class _Rank:
         return reached
 
     def spent(self, begin_ns: int, end_ns: int) -> Floats:
-        """Returns the time spent on each cause between two times, ordered as in :meth:`until`."""
         return self.until(end_ns) - self.until(begin_ns)
 
     def done_in(self, stretch: _Stretch) -> Floats:
-        """Returns the time of a stretch by cause, ordered as in :meth:`until`.
+        """Returns the ns of a stretch by cause, ordered as in :meth:`until`.
 
-        Leaves out waiting and transfer between the two middle times of the stretch.
+        Waiting and transfer between the two middle times of the stretch are left out.
         """
         begin, stood, left, end = stretch
         time = self.spent(begin, end)
@@ -137,7 +111,6 @@ class _Rank:
 
 
 def truth_of(job: Job, times: Times) -> Truth:
-    """Returns what is true of a simulated job."""
     shape = (job.steps, job.size)
     found = Truth(np.zeros(shape), np.zeros(shape), np.zeros((*shape, len(CAUSES))))
     ranks = [_Rank() for _ in range(job.size)]
@@ -175,10 +148,9 @@ def _work(job: Job, times: Times, at: tuple[int, int, int, int], rank: _Rank) ->
 def _waits(
     job: Job, times: Times, of: tuple[int, int], ranks: list[_Rank], found: Truth
 ) -> Iterator[_Wait]:
-    """Yields the waits of one operation of a role.
+    """Yields the waits of operation ``of``, which is given by its role and its index.
 
-    Also adds what the role's ranks did in the operation to ``ranks``, and their waiting and
-    transfer to ``found``. ``of``: indices of the role and the operation.
+    Also adds to ``ranks`` what the ranks did, and to ``found`` their waiting and transfer.
     """
     r, i = of
     role = job.roles[r]
@@ -241,7 +213,6 @@ def _end(times: Times, call: int, step: int, rank: int) -> int:
 
 
 def _trace_back(job: Job, waits: list[_Wait], ranks: list[_Rank], found: Truth) -> None:
-    """Finds where each wait began; ``waits`` are in the order of their ends."""
     moments = _moments(job, waits)
     of_rank: dict[int, list[int]] = defaultdict(list)
     parts: list[dict[tuple[int, int], float]] = []
@@ -263,15 +234,15 @@ def _trace_back(job: Job, waits: list[_Wait], ranks: list[_Rank], found: Truth) 
             found.caused_ns[wait.step, rank, cause] += share * wait.wait_ns
 
 
-#: Times of one rank: begin of the stretch, begin and end of the rank's wait at the meeting with the
+#: The times are: begin of the stretch, begin and end of the rank's wait at the meeting with the
 #: other rank, and end of the stretch.
 _Stretch = tuple[int, int, int, int]
-#: The stretch of the rank that waits, and that of the late rank, which are compared.
+#: The waiting rank's stretch comes first, then the late rank's stretch.
 _Stretches = tuple[_Stretch, _Stretch]
 
 
 def _moments(job: Job, waits: list[_Wait]) -> dict[frozenset[int], Ints]:
-    """Returns, by pair of ranks, when one rank arrived at a message for which the other waited."""
+    """Returns, for each pair of ranks, the arrivals at messages for which the other rank waited."""
     times: dict[frozenset[int], list[int]] = defaultdict(list)
     for wait in waits:
         if job.calls[wait.call].is_message:
@@ -282,7 +253,6 @@ def _moments(job: Job, waits: list[_Wait]) -> dict[frozenset[int], Ints]:
 def _compared(
     job: Job, wait: _Wait, ranks: list[_Rank], moments: dict[frozenset[int], Ints]
 ) -> _Stretches | None:
-    """Returns the stretches of the two ranks since they last met; None if they have not met."""
     mine, late = ranks[wait.rank], ranks[wait.late]
     is_message = job.calls[wait.call].is_message
     end_ns = wait.begin_ns if is_message else min(wait.own_ns, wait.begin_ns)
@@ -312,7 +282,6 @@ def _compared(
 
 
 def _since_issue(stop: _Stop, end_ns: int) -> _Stretch:
-    """Returns the stretch that begins when a rank issued the call of a stop."""
     if not stop.stood:
         return stop.issue_ns, stop.issue_ns, stop.issue_ns, end_ns
     return stop.issue_ns, stop.begin_ns, stop.left_ns, end_ns
@@ -323,7 +292,7 @@ def _excess(
 ) -> tuple[float, dict[int, float]]:
     """Returns the share of a wait that the late rank passed on from third ranks.
 
-    Also returns the shares of the causes in the rest of the wait, which add up to 1.
+    The shares of the causes in the rest of the wait follow; together they are 1.
     """
     excess = ranks[wait.late].done_in(stretches[1]) - ranks[wait.rank].done_in(stretches[0])
     longer = np.maximum(0.0, excess[:_WAITING])
@@ -336,7 +305,7 @@ def _excess(
 
 
 def _overlaps(waits: list[_Wait], numbers: list[int], stretch: _Stretch) -> list[tuple[int, float]]:
-    """Returns the earlier waits that overlap a stretch of the same rank, and by how many ns."""
+    """Returns the indices of earlier waits that overlap a stretch, with their overlaps in ns."""
     begin, stood, left, end = stretch
     found = []
     for number in reversed(numbers):

@@ -1,7 +1,6 @@
-"""Runs a command whose CLOCK_MONOTONIC is ahead: ``... faults.clock_shift MS COMMAND...``.
+"""Runs a command whose CLOCK_MONOTONIC is MS milliseconds ahead: the arguments are MS COMMAND...
 
-The command runs in its own Linux time namespace, so that the shift is exact and no other process
-sees it. Needs root. Exits with the command's exit code.
+The command gets its own Linux time namespace, which needs root.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ _NS_PER_S = 1_000_000_000
 
 
 def main() -> None:
-    """Creates the namespace, which contains children but not this process."""
     shift_ns = round(float(sys.argv[1]) * _NS_PER_MS)
     libc = ctypes.CDLL(None, use_errno=True)
+    # The new namespace will hold this process's children, but not this process.
     if libc.unshare(_CLONE_NEWTIME) != 0:
         raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWTIME)")
     seconds, rest_ns = divmod(shift_ns, _NS_PER_S)

@@ -1,5 +1,3 @@
-"""Faults of the matrix, each with the action and the sentence that the report must contain."""
-
 from __future__ import annotations
 
 import os
@@ -13,33 +11,29 @@ from tests.support.machines.faults.faults import Fault, Job
 
 
 def kill_from_outside(job: Job) -> None:
-    """Sends SIGKILL at an arbitrary moment of a step."""
     job.await_step(20)
     os.kill(job.ranks[-1].pid, signal.SIGKILL)
 
 
 def kill_in_always_on(job: Job) -> None:
-    """Sends SIGKILL in always-on mode, in which at most the last second may be lost."""
     job.await_step(100)
     job.keep_until_now()
+    # In always-on mode, a killed rank may lose the last second.
     time.sleep(1.0)
     os.kill(job.ranks[-1].pid, signal.SIGKILL)
 
 
 def remove_directory(job: Job) -> None:
-    """Removes the run directory."""
     job.await_step(20)
     subprocess.run(["rm", "-rf", str(job.traces)], check=True)
 
 
 def link_down(job: Job) -> None:
-    """Takes the second host's network down for good."""
     job.await_step(20)
     subprocess.run(["ip", "-n", job.hosts[-1], "link", "set", "eth0", "down"], check=True)
 
 
 def link_flaps(job: Job) -> None:
-    """Makes the second host's network lose all packets for 60 ms, repeatedly."""
     for step in (15, 30, 45):
         job.await_step(step)
         for state, pause_s in (("down", 0.06), ("up", 0.0)):
@@ -49,11 +43,9 @@ def link_flaps(job: Job) -> None:
 
 
 def link_loses(job: Job) -> None:
-    """Makes the second host's network drop all but a message's first frame, for some steps."""
     job.await_step(15)
     before = _dropped(job)
-    # The queue has room for one frame. gloo sends half of the gradients at once; the other frames
-    # of this message are dropped, and TCP sends them again.
+    # The queue has room for one frame, so all other frames of a message are dropped and sent again.
     _limit_link(job, "rate", "4mbit", "burst", "9200", "limit", "9200")
     job.await_step(25)
     lost = _dropped(job) - before
@@ -67,7 +59,6 @@ def _limit_link(job: Job, *limit: str) -> None:
 
 
 def _dropped(job: Job) -> int:
-    """Returns the number of packets dropped so far."""
     command = ["tc", "-n", job.hosts[-1], "-s", "qdisc", "show", "dev", "eth0"]
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     found = re.search(r"dropped (\d+)", said)
@@ -76,17 +67,15 @@ def _dropped(job: Job) -> int:
 
 
 def fill_disk(job: Job) -> None:
-    """Fills the file system of the traces to the last byte."""
     job.await_step(300)
     if not job.traces.is_dir():
-        return  # without commprof there is nothing to fill
+        return  # without commprof there are no traces
     with suppress(OSError), (job.traces / "filler").open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
 
 
 def make_read_only(job: Job) -> None:
-    """Makes the directory of the traces read-only: no file can be created or removed."""
     job.await_step(20)
     if job.traces.is_dir():
         job.traces.chmod(0o555)
@@ -141,7 +130,6 @@ FAULTS: tuple[Fault, ...] = (
         cause="Step boundaries were inferred",
     ),
 )
-"""Faults that need no privileges."""
 
 NETWORK_FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -155,7 +143,6 @@ NETWORK_FAULTS: tuple[Fault, ...] = (
     Fault("lossy host", outside=link_loses, steps=60, cause="Step boundaries were inferred"),
     Fault("flapping link", outside=link_flaps, steps=60, cause="Step boundaries were inferred"),
 )
-"""Faults between hosts, which need network namespaces."""
 
 DISK_FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -164,8 +151,7 @@ DISK_FAULTS: tuple[Fault, ...] = (
         steps=500,
         watched_pause_s=0.02,
         disk_bytes=4 << 20,
-        # The disk was full from step 300 on, and the last flush was at most 0.2 s before. So at
-        # least 100 of the 500 steps are in the traces.
+        # The disk is full after step 300, and the traces are flushed every 0.2 s.
         may_lose=400,
         cause=r"(rank [01] could not write its trace|ranks 0, 1 could not write their traces) "
         r"\d+\.\d s after (its start|their starts): No space left",
@@ -180,7 +166,5 @@ DISK_FAULTS: tuple[Fault, ...] = (
         cause="Step boundaries were inferred",
     ),
 )
-"""Faults of the file system, which need to mount one."""
 
 OUT_OF_MEMORY = Fault("out of memory (cgroup)", "grow", cause=_GONE)
-"""Fault that needs a cgroup; under a launcher the report also names the kernel as the cause."""

@@ -1,9 +1,3 @@
-"""Faults of a training run: each is tried with commprof and without, and the two are compared.
-
-A :class:`Fault` defines what the script does (``scripts/faulty.py``), what is done to the script
-from outside, and the sentence that the report must contain.
-"""
-
 from __future__ import annotations
 
 import io
@@ -35,30 +29,24 @@ _RANKS = 2
 
 @dataclass
 class Job:
-    """Running ranks, their hosts and directories."""
-
     ranks: list[Rank]
-    #: Working directory, and directory of the traces.
     directory: Path
     traces: Path
     hosts: list[str]
-    #: Number of steps that must be in each rank's trace; empty: the number of steps that the rank
-    #: printed, less :attr:`Fault.may_lose`.
+    #: Number of steps that each trace must have; if empty, all printed steps but ``may_lose``.
     must_keep: list[int] = field(default_factory=list)
 
     def await_step(self, step: int) -> None:
-        """Waits until rank 0 has printed that this step is done."""
         limit = time.monotonic() + _TIMEOUT_S
         while steps_said(self.ranks[0]) <= step:
             assert time.monotonic() < limit, f"no step {step}: {self.ranks[0].stderr}"
             time.sleep(0.01)
 
     def keep_until_now(self) -> None:
-        """Requires the steps that ranks have printed by now to be kept; later steps may be lost."""
+        """Lets the traces lack the steps that are printed after this call."""
         self.must_keep = [steps_said(rank) for rank in self.ranks]
 
     def end(self, forks: Forks) -> None:
-        """Kills the ranks that have not ended."""
         for rank in self.ranks:
             if rank.returncode is None:
                 with suppress(ProcessLookupError):
@@ -68,84 +56,62 @@ class Job:
 
 @dataclass(frozen=True)
 class Setting:
-    """Hosts and conditions of the try of a fault."""
-
-    #: Network namespaces, one for each rank; empty: all ranks run on this host.
+    #: Names of network namespaces, one for each rank; if empty, all ranks run on this host.
     hosts: list[str] = field(default_factory=list)
-    #: Directory of a cgroup for the last rank; empty for no cgroup.
     cgroup: str = ""
-    #: True if the watchdog and live metrics run, in tries with commprof.
+    #: The watchdog and live metrics run, in the try with commprof.
     watched: bool = False
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault: an action on a job, and the demands on the report."""
-
     name: str
-    #: Argument of ``scripts/faulty.py``.
     inside: str = "none"
     steps: int = 40
-    #: Action on the job while it trains.
     outside: Callable[[Job], None] | None = None
-    #: Environment variables of each rank.
     environment: dict[str, str] = field(default_factory=dict)
-    #: Limit of the ranks' address space; 0: no limit.
+    #: Limit of the last rank's address space; 0 means no limit.
     memory_bytes: int = 0
-    #: Size of a file system for the traces alone; 0: no separate file system.
     disk_bytes: int = 0
-    #: User that the ranks run as; 0: the present user.
+    #: User that the ranks run as; 0 means the present user.
     uid: int = 0
-    #: Regular expression that the report must match.
     cause: str = ""
-    #: How many of the printed steps the trace may lack: 0 if records outlive their process.
     may_lose: int = 0
-    #: Pause after each step of a watched try, so that the watchers run before the fault.
+    #: The pause after each step gives the watchers time to start before the fault.
     watched_pause_s: float = 0.1
-    #: True if ranks' errors depend on chance: any two errors of gloo then count as the same.
     errors_vary: bool = True
 
 
 @dataclass(frozen=True)
 class Ended:
-    """End of one rank."""
-
     returncode: int
-    #: Last line of the first traceback, without numbers; empty if there is no traceback.
     error: str
-    #: Checksum of the weights; empty if the rank did not finish.
     checksum: str
     steps: int
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of one try of one fault."""
-
     name: str
     plain: list[Ended]
     recorded: list[Ended]
-    #: Steps in each rank's trace; -1 if there is no trace.
     kept: list[int]
     report: str
     fault: Fault
-    #: Steps that must be kept, as in :attr:`Job.must_keep`.
     must_keep: list[int]
-    #: True if metrics endpoint and watchdog were at work before the fault.
     at_work: bool = False
-    #: Processes of the watchers that had to be killed after the ranks' end.
+    #: Process IDs of watchers that had to be killed.
     left: list[int] = field(default_factory=list)
 
     @property
     def unharmed(self) -> bool:
-        """True if exit codes, errors and weights are the same, and no process stays behind."""
         same = all(self._same(a, b) for a, b in zip(self.plain, self.recorded, strict=True))
         return same and not self.left
 
     def _same(self, plain: Ended, recorded: Ended) -> bool:
         same = (plain.returncode, plain.checksum) == (recorded.returncode, recorded.checksum)
         if self.fault.errors_vary and plain.returncode == -signal.SIGABRT:
-            # gloo sometimes ends a rank by std::terminate: here in the try without commprof.
+            # gloo sometimes ends a rank by std::terminate, which raises SIGABRT.
             return plain.checksum == recorded.checksum and recorded.returncode != 0
         if self.fault.errors_vary and "gloo" in plain.error:
             # Chance decides which of the peer's connections fails first.
@@ -154,18 +120,15 @@ class Verdict:
 
     @property
     def records_kept(self) -> bool:
-        """True if every trace has the steps that its rank printed, or those that it must have."""
         wanted = [ended.steps - self.fault.may_lose for ended in self.recorded]
         pairs = zip(self.kept, self.must_keep or wanted, strict=True)
         return all(kept >= steps for kept, steps in pairs)
 
     @property
     def cause_named(self) -> bool:
-        """True if the report names the cause."""
         return re.search(self.fault.cause, " ".join(self.report.split())) is not None
 
     def complaint(self) -> str:
-        """Text for a failed test, if one of the three demands is not met."""
         return (
             f"plain {self.plain}\nrecorded {self.recorded}\nkept {self.kept}, "
             f"must keep {self.must_keep}; at work {self.at_work}, left {self.left}\n"
@@ -174,7 +137,6 @@ class Verdict:
 
 
 def try_fault(fault: Fault, forks: Forks, directory: Path, setting: Setting) -> Verdict:
-    """Runs a fault twice, first without commprof."""
     plain = _run(fault, forks, directory / "plain", False, setting)
     with ExitStack() as stack:
         place = directory / "recorded"
@@ -199,8 +161,6 @@ def try_fault(fault: Fault, forks: Forks, directory: Path, setting: Setting) -> 
 
 @dataclass(frozen=True)
 class _Ran:
-    """A job that has ended; see :class:`Verdict`."""
-
     ended: list[Ended]
     must_keep: list[int]
     at_work: bool
@@ -209,7 +169,7 @@ class _Ran:
 
 def _run(fault: Fault, forks: Forks, place: Path, recorded: bool, setting: Setting) -> _Ran:
     place.mkdir(parents=True, exist_ok=True)
-    for host in setting.hosts:  # the run before may have cut the host off
+    for host in setting.hosts:  # an earlier fault may have cut off the host
         subprocess.run(["ip", "-n", host, "link", "set", "eth0", "up"], check=True)
     job = _start(fault, forks, place, recorded, setting)
     watched = recorded and setting.watched
@@ -228,7 +188,6 @@ def _run(fault: Fault, forks: Forks, place: Path, recorded: bool, setting: Setti
 
 
 def report_on(directory: Path) -> str:
-    """Returns the output of ``commprof report``."""
     text = io.StringIO()
     with redirect_stdout(text):
         main(["report", str(directory), "--all"])
@@ -236,7 +195,6 @@ def report_on(directory: Path) -> str:
 
 
 def steps_said(rank: Rank) -> int:
-    """Returns the number of steps that a rank has printed as done."""
     return len(re.findall(r"^step \d+$", rank.stdout, re.MULTILINE))
 
 
@@ -248,10 +206,10 @@ def _start(fault: Fault, forks: Forks, place: Path, recorded: bool, setting: Set
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(_RANKS),
         "COMMPROF_OUT": str(traces),
-        # No name server answers in the namespace when the store asks for names.
+        # In a namespace no name server answers, so the store's queries must time out soon.
         **({"GLOO_SOCKET_IFNAME": "eth0", "RES_OPTIONS": "timeout:1 attempts:1"} if hosts else {}),
     }
-    if setting.watched:  # with and without commprof, so that the compared runs are alike
+    if setting.watched:
         shared |= {"PAUSE": str(fault.watched_pause_s), **watchers_environment(place / "live")}
     ranks = [
         forks.start(
@@ -279,7 +237,6 @@ def _ended(rank: Rank) -> Ended:
 
 
 def first_error(stderr: str) -> str:
-    """Returns the last line of the first traceback, without parts that differ between tries."""
     lines = iter(stderr.splitlines())
     for line in lines:
         if line.startswith("Traceback"):
@@ -291,17 +248,16 @@ def first_error(stderr: str) -> str:
 
 
 def steps_kept(path: Path) -> int:
-    """Returns the number of steps in a trace, as records or summary; -1 if there is no trace."""
     if not path.exists():
         return -1
     trace = read_trace(path)
     if trace.summary is None or trace.summary.mode == "full":
         return len(columns.steps(trace))
     summarised = trace.summary.steps.count
-    return summarised + 1 if summarised else 0  # the summary does not hold the first step
+    return summarised + 1 if summarised else 0  # a summary does not count the first step
 
 
-#: Threshold in seconds: longer than a rank is stopped, shorter than a partitioned rank waits.
+#: A stopped rank stands still for 1.5 s, and a partitioned rank waits 8 s.
 _THRESHOLD_S = 5
 _INTERVAL_S = 0.2
 _START_S = 20
@@ -309,7 +265,6 @@ _POLL_S = 0.05
 
 
 def watchers_environment(place: Path) -> dict[str, str]:
-    """Returns variables that start watchdog and metrics; creates ``place`` for the JSON lines."""
     place.mkdir(parents=True)
     place.chmod(0o777)  # the ranks may run as another user
     lines = shlex.quote(str(place / "metrics.jsonl"))
@@ -321,7 +276,6 @@ def watchers_environment(place: Path) -> dict[str, str]:
 
 
 def await_watchers(traces: Path, ranks: Sequence[int]) -> bool:
-    """Waits until the endpoint listens and the watchdog runs; False if all ranks end before."""
     limit = time.monotonic() + _START_S
     listened = watched = False
     while not (listened and watched):
@@ -334,7 +288,6 @@ def await_watchers(traces: Path, ranks: Sequence[int]) -> bool:
 
 
 def end_watchers(traces: Path) -> list[int]:
-    """Waits for the end of both watchers; returns those that had to be killed."""
     left = await_gone(processes_of(traces))
     for pid in left:
         with suppress(ProcessLookupError):
@@ -343,7 +296,6 @@ def end_watchers(traces: Path) -> list[int]:
 
 
 def _is_watchdog(pid: int) -> bool:
-    """True if the process is a watchdog, not the shell that starts it."""
     with suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         return words[1:3] == [b"-m", b"commprof.monitor.watchdog"]

@@ -1,5 +1,3 @@
-"""Stops ranks in the middle of training, and reads the watchdog's files about the hang."""
-
 from __future__ import annotations
 
 import functools
@@ -16,39 +14,25 @@ from typing import Any
 
 THRESHOLD_S = 2.0
 STEPS = 60
-#: Workload: steps of about 20 ms in four phases, with two buckets each.
 WORKLOAD = "timed:layers=2,data_ms=4,forward_ms=3,backward_ms=4,gradient_mb=0.02,bucket_cap_mb=0.01"
-#: Seconds for the job to begin its steps, and then for the watchdog: a busy machine is slow.
 _START_S = 300.0
 _PATIENCE_S = 40.0
 
 
 @dataclass
 class Stopped:
-    """Result of stopping one rank."""
-
     ranks: int
-    #: The rank that was stopped.
     rank: int
-    #: Time from the stop until the watchdog found the hang, which includes the watchdog's
-    #: threshold; None if it reported no hang.
+    #: Time from the stop until the watchdog found the hang; the watchdog's threshold is included.
     named_after_s: float | None = None
-    #: Time from the stop until the stacks were written.
     stacks_after_s: float | None = None
-    #: The watchdog's report.
     hang: dict[str, Any] | None = None
-    #: Number of hangs reported before the stop: a busy machine can delay the job beyond the
-    #: threshold.
+    #: Number of reports before the stop; a busy machine can cause such reports.
     before: int = 0
-    #: Stacks of the stopped rank.
     stacks: str = ""
 
 
 def stop_a_rank(directory: Path, seed: int, most_ranks: int = 8, mode: str = "full") -> Stopped:
-    """Trains under the watchdog, stops a rank at a moment drawn from the seed, and continues it.
-
-    Raises the exceptions of the launch: the job must succeed.
-    """
     from commprof.launch.elastic import launch
     from commprof.monitor.watchdog.start import watched
 
@@ -75,7 +59,6 @@ def stop_a_rank(directory: Path, seed: int, most_ranks: int = 8, mode: str = "fu
 
 @functools.cache
 def undisturbed(ranks: int) -> list[tuple[int, list[float], int]]:
-    """Returns the ``outcome`` of a job with as many ranks, none stopped, without a watchdog."""
     from commprof.launch.elastic import launch
 
     with tempfile.TemporaryDirectory(prefix="commprof-undisturbed-") as place:
@@ -85,7 +68,6 @@ def undisturbed(ranks: int) -> list[tuple[int, list[float], int]]:
 
 
 def outcome(directory: Path, ranks: int) -> list[tuple[int, list[float], int]]:
-    """Returns, for each rank, steps, losses, and a digest of the weights."""
     results = [json.loads((directory / f"rank_{rank}.json").read_text()) for rank in range(ranks)]
     return [(len(one["step_ns"]), one["losses"], one["weights_crc32"]) for one in results]
 
@@ -128,7 +110,7 @@ def _poll(directory: Path, tried: Stopped, begin: float) -> None:
     tried.hang = hangs[tried.before]
     if tried.named_after_s is None:
         tried.named_after_s = tried.hang["found_monotonic_ns"] / 1e9 - begin
-    # Stacks are wanted of the stopped rank and, if ranks wait for it, of one of these.
+    # The watchdog writes the stacks of the stopped rank and, if ranks wait, of one waiting rank.
     wanted = 1 + bool(tried.hang["waiting"])
     if len(tried.hang["stacks"]) >= wanted:
         tried.stacks_after_s = time.monotonic() - begin
@@ -137,5 +119,4 @@ def _poll(directory: Path, tried: Stopped, begin: float) -> None:
 
 
 def hang_files(directory: Path) -> list[Path]:
-    """Returns the files of all hangs, in order."""
     return sorted(directory.glob("hang_*.json"), key=lambda path: int(path.stem[5:]))

@@ -1,6 +1,6 @@
-"""A launcher that Ctrl-C interrupts while the fork server starts a rank: ``... DIRECTORY NUMBER``.
+"""Launches two ranks, and interrupts the launcher while the fork server starts rank NUMBER.
 
-The signal comes when the rank of that number has begun, and before its process ID is known.
+At that moment the rank has begun, but the launcher does not know its process ID yet.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from commprof.launch.elastic import launch_function
 
 
 def wait(_: str) -> None:
-    """Entry point of every rank, which only waits."""
     time.sleep(600)
 
 
 def main(directory: str, number: str) -> None:
-    """Launches two ranks; raises KeyboardInterrupt."""
     read_signed, asked = forkserver.read_signed, []
     output = Path(directory) / f"rank_{number}.out"
 
@@ -40,6 +38,7 @@ def main(directory: str, number: str) -> None:
 
 
 if __name__ == "__main__":
-    from tests.support.machines.faults import interrupted_start  # as the ranks import it
+    # The ranks unpickle ``wait`` from this module, not from __main__.
+    from tests.support.machines.faults import interrupted_start
 
     interrupted_start.main(*sys.argv[1:])

@@ -1,5 +1,3 @@
-"""Sends Ctrl-C to ``commprof run`` at any moment, to the process group, as a terminal does."""
-
 from __future__ import annotations
 
 import os
@@ -24,7 +22,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         *("--steps", "100", "--overhead-steps", "0"),
     ),
 }
-"""Commands to interrupt: a script's ranks are in their own process group, a workload's are not."""
+"""Each rank of a script has its own process group; the ranks of a workload do not."""
 
 INTERRUPTED = 130
 _PACKAGE = str(SCRIPT.parents[3] / "commprof") + os.sep
@@ -33,30 +31,23 @@ _LONGEST_S = 200
 
 @dataclass(frozen=True)
 class Interrupt:
-    """Result of one interrupt."""
-
     kind: str
     after_s: float
     code: int
-    #: Output on stderr.
     err: str
-    #: When the signal came: True if a rank had been started, and if the command had finished.
+    #: When the signal came, a rank had been started (``begun``), or the run had ended (``over``).
     begun: bool
     over: bool
-    #: Processes that still run, and files in shared memory.
     left: list[int]
     in_memory: list[str]
-    #: Steps of both ranks: printed on stdout, and in the traces.
     said: int
     kept: int
-    #: Exit code and output of ``commprof report``; 0 if there is no run directory.
     report_code: int
     report: str
 
     @property
     def harm(self) -> list[str]:
-        """Unwanted effects, in words."""
-        # Before the command begins and after it is done, the signal ends Python itself.
+        # Before the command begins and after it has ended, SIGINT ends Python itself.
         allowed = [INTERRUPTED, *([] if self.begun and not self.over else [-signal.SIGINT])]
         allowed += [0] if self.over else []
         found = [] if self.code in allowed else [f"exit code {self.code}, not one of {allowed}"]
@@ -66,9 +57,8 @@ class Interrupt:
 
     @property
     def loss(self) -> list[str]:
-        """Recorded steps that cannot be read, in words."""
         found = [] if self.kept >= self.said else [f"{self.kept} of {self.said} steps kept"]
-        # If no step was recorded, the report may end with an error of one line.
+        # If no step was printed, the report may end with an error.
         readable = (0,) if self.said else (0, 1, 2)
         if self.report_code not in readable or "Traceback" in self.report:
             found.append(f"report: {self.report_code}: {self.report}")
@@ -76,24 +66,20 @@ class Interrupt:
 
     @property
     def named(self) -> bool:
-        """True if the output mentions the interrupt, or the exit code is not INTERRUPTED."""
         return self.code != INTERRUPTED or "interrupted" in self.err
 
     def complaint(self) -> str:
-        """Text for a failed test; empty if all is right."""
         found = [*self.harm, *self.loss, *([] if self.named else ["not named"])]
         where = f"{self.kind}, Ctrl-C after {self.after_s:.2f} s, exit code {self.code}"
         return "\n".join([where, *found, self.err[-3000:]]) if found else ""
 
 
 def own_tracebacks(err: str) -> list[str]:
-    """Returns tracebacks that lead through commprof and not through the user's script."""
     blocks = re.split(r"^(?=Traceback )", err, flags=re.MULTILINE)[1:]
     return [text for text in blocks if _PACKAGE in text and str(SCRIPT) not in text]
 
 
 def length_s(kind: str, place: Path) -> float:
-    """Returns the duration of the command on this machine, without an interrupt."""
     begin = time.monotonic()
     job = launch(run_of(place, *KINDS[kind]), place)
     assert job.process.wait(_LONGEST_S) == 0, job.err
@@ -101,17 +87,16 @@ def length_s(kind: str, place: Path) -> float:
 
 
 def moment_s(length: float, part: int, parts: int, chance: random.Random) -> float:
-    """Returns a random moment in one part of the duration, so that every part is tried."""
     return length * (part + chance.random()) / parts
 
 
 def interrupt(kind: str, after_s: float, place: Path) -> Interrupt:
-    """Runs a command and sends SIGINT to its process group after so many seconds."""
     job = launch(run_of(place, *KINDS[kind]), place)
     try:
         try:
             job.process.wait(after_s)
         except subprocess.TimeoutExpired:
+            # A terminal, too, sends SIGINT to the whole process group.
             os.killpg(job.process.pid, signal.SIGINT)
         code = job.process.wait(_LONGEST_S)
         left = await_gone(processes_of(job.run))
@@ -121,7 +106,7 @@ def interrupt(kind: str, after_s: float, place: Path) -> Interrupt:
 
 
 def _what_came(job: Launched, kind: str, after_s: float, code: int, left: list[int]) -> Interrupt:
-    memory = job.rings()  # before a report could remove the files
+    memory = job.rings()  # the report may remove the files
     begun = (job.world / "endings.json").exists()
     report = call("-m", "commprof", "report", str(job.run), "--all") if job.run.exists() else None
     return Interrupt(

@@ -1,5 +1,3 @@
-"""Faults of a launcher, its clock and its directory, each tried once."""
-
 from __future__ import annotations
 
 import json
@@ -20,7 +18,7 @@ from tests.support.machines.processes import await_gone, gone, processes_of
 from tests.support.machines.ranks import free_port
 
 MEMORY_BYTES = 2 << 30
-"""Memory limit of launcher and ranks: three times torch's, and less than ``grow`` needs."""
+"""The fault ``grow`` needs more memory than this limit."""
 _END_S = 180
 _CLOCK_STEP = SCRIPT.parents[1] / "machines/faults/clock_step.c"
 _STEPS = 100
@@ -28,32 +26,25 @@ _STEPS = 100
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of one try."""
-
     unharmed: bool
     records_kept: bool
     cause_named: bool
-    #: Text for a failed test, if one demand is not met.
     said: str
 
     def complaint(self) -> str:
-        """Text for a failed test; empty if all demands are met."""
         return self.said
 
 
 @dataclass(frozen=True)
 class LauncherFault:
-    """A fault, and the function that tries it."""
-
     name: str
-    #: Tries the fault in an empty directory.
     try_once: Callable[[Path, random.Random], Outcome]
-    #: Reason why this machine cannot try the fault; empty if it can.
+    #: Returns the reason why this machine cannot try the fault, or an empty string.
     unavailable: Callable[[], str] = str
 
 
 def launcher_killed(place: Path, chance: random.Random) -> Outcome:
-    """Kills the launcher with SIGKILL; the script's ranks must live on, as under torchrun."""
+    """Kills the launcher; the ranks must live on, as a script's ranks do under torchrun."""
     job = launch(run_of(place), place)
     try:
         job.await_steps()
@@ -79,7 +70,6 @@ def launcher_killed(place: Path, chance: random.Random) -> Outcome:
 
 
 def ctrl_c(place: Path, chance: random.Random) -> Outcome:
-    """Interrupts a script's or a workload's run at a random moment."""
     kind = chance.choice(list(interrupts.KINDS))
     if kind not in _lengths_s:
         _lengths_s[kind] = interrupts.length_s(kind, place / "whole")
@@ -92,7 +82,6 @@ _lengths_s: dict[str, float] = {}
 
 
 def launcher_terminated(place: Path, chance: random.Random) -> Outcome:
-    """Sends SIGTERM to the launcher alone, as a batch system does."""
     job = launch(run_of(place), place)
     try:
         job.await_steps()
@@ -113,7 +102,6 @@ def launcher_terminated(place: Path, chance: random.Random) -> Outcome:
 
 
 def out_of_memory(place: Path, chance: random.Random) -> Outcome:
-    """Lets a rank's memory grow until the kernel kills it, in a cgroup of launcher and ranks."""
     with limits.memory_cgroup(MEMORY_BYTES) as cgroup:
         plain = launch([*TORCHRUN, str(SCRIPT), "grow", "40"], place / "plain", cgroup)
         plain_code = plain.process.wait(_END_S)
@@ -125,13 +113,13 @@ def out_of_memory(place: Path, chance: random.Random) -> Outcome:
         left = await_gone(processes_of(job.run))
     report = " ".join(report_on(job.run).split())
     killed = int(told[1]) if told else 0
-    # torchrun's own exit code is always 1; it prints the signal that ended the rank.
+    # torchrun always exits with 1, and prints the signal that ended the rank.
     same = plain_code == 1 and killed == -signal.SIGKILL and code == 128 + signal.SIGKILL
     cause = r"its process was ended by SIGKILL: out of memory \(processes that the kernel killed in"
     cause += r" the launcher's cgroup: 1\)"
     return Outcome(
         same and not left and not job.rings(),
-        job.steps_kept >= job.steps_said >= 40,  # 2 ranks print 20 steps each
+        job.steps_kept >= job.steps_said >= 40,  # each of the 2 ranks prints 20 steps
         re.search(cause, report) is not None,
         f"torchrun {plain_code}, rank {killed}; commprof {code}, left {left}; said "
         f"{job.steps_said}, kept {job.steps_kept}\n{plain.err}\n{job.err}\n{report}",
@@ -139,7 +127,6 @@ def out_of_memory(place: Path, chance: random.Random) -> Outcome:
 
 
 def clock_stepped(place: Path, chance: random.Random) -> Outcome:
-    """Steps the wall clock by an hour, forward or back, during the steps or before them."""
     library = place / "clock_step.so"
     build = ["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(_CLOCK_STEP)]
     subprocess.run(build, check=True)
@@ -166,7 +153,7 @@ def _end_of(rank: Launched) -> tuple[int | None, list[str]]:
 
 
 def _two_ranks(wrap: Sequence[str], place: Path, environment: dict[str, str]) -> list[Launched]:
-    """Starts two ranks without a launcher, so that the changed clock is that of the ranks only."""
+    """Starts the ranks without a launcher, whose clock must not change."""
     port = str(free_port())
     command = [sys.executable, *wrap, str(SCRIPT), "none", str(_STEPS)]
     ranks = [
@@ -184,7 +171,6 @@ def _two_ranks(wrap: Sequence[str], place: Path, environment: dict[str, str]) ->
 
 
 def two_jobs(place: Path, chance: random.Random) -> Outcome:
-    """Runs two jobs at once, each under its own torchrun, with the same COMMPROF_OUT."""
     script = [str(SCRIPT), "none", str(_STEPS)]
     plain = launch([*TORCHRUN, *script], place / "plain")
     plain.process.wait(_END_S)
@@ -207,12 +193,10 @@ def two_jobs(place: Path, chance: random.Random) -> Outcome:
 
 
 def _checksums(job: Launched) -> list[str]:
-    """Returns checksums of the weights of all ranks that finished."""
     return sorted(re.findall(r"done (\w{8})", job.out))
 
 
 def no_cgroup() -> str:
-    """Returns the reason why this machine cannot limit memory; empty if it can."""
     with limits.memory_cgroup(MEMORY_BYTES) as cgroup:
         return "" if cgroup else "no cgroup can be made"
 

@@ -1,5 +1,3 @@
-"""File systems and memory of limited size, for tests of the limit; most need root."""
-
 from __future__ import annotations
 
 import os
@@ -11,7 +9,6 @@ from pathlib import Path
 
 @contextmanager
 def small_disk(where: Path, size_bytes: int) -> Iterator[Path]:
-    """Mounts a separate file system of this size; needs root."""
     where.mkdir(parents=True)
     subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=777", "tmpfs", str(where)],
@@ -24,7 +21,6 @@ def small_disk(where: Path, size_bytes: int) -> Iterator[Path]:
 
 
 def can_mount() -> bool:
-    """True if :func:`small_disk` works on this machine."""
     if os.geteuid() != 0:
         return False
     probe = subprocess.run(
@@ -35,13 +31,13 @@ def can_mount() -> bool:
 
 @contextmanager
 def memory_cgroup(limit_bytes: int) -> Iterator[str]:
-    """Creates a cgroup with this memory and no swap; yields an empty string if impossible."""
+    """Yields the directory of a new cgroup, or an empty string if none can be made."""
     for root, names in (
         ("/sys/fs/cgroup", {"memory.max": limit_bytes, "memory.swap.max": 0}),
         ("/sys/fs/cgroup/memory", {"memory.limit_in_bytes": limit_bytes}),
     ):
         if not Path(root, "cgroup.procs").exists():
-            continue  # the path of another version of cgroups
+            continue  # this path belongs to another version of cgroups
         group = Path(root) / f"commprof-test-{os.getpid()}"
         try:
             group.mkdir()

@@ -1,5 +1,3 @@
-"""Runs modules as separate processes and keeps their output and ring files."""
-
 from __future__ import annotations
 
 import json
@@ -20,20 +18,16 @@ _SCENARIOS = "tests.support.ranks.scenarios"
 
 @dataclass(frozen=True)
 class Ended:
-    """A process that has ended."""
-
     pid: int
     returncode: int
     said: list[dict[str, Any]]
     stderr: str
 
     def rings(self) -> list[str]:
-        """Ring files of the process that still exist."""
         return rings_of(self.pid)
 
 
 def rings_of(pid: int) -> list[str]:
-    """Returns the ring files of a process in /dev/shm, without those of an older process."""
     return sorted(_rings(pid) - _OLDER)
 
 
@@ -41,20 +35,18 @@ def _rings(pid: int | str) -> set[str]:
     return {path.name for path in Path("/dev/shm").glob(f"commprof-{os.getuid()}-{pid}-*")}
 
 
-#: Files that killed processes left before these tests: the kernel reuses process IDs.
+#: Killed processes may have left files before these tests, and the kernel reuses process IDs.
 _OLDER = _rings("*")
 
 
 def start(
     module: str, arguments: list[str], world_size: int = 1, *, native: bool = True
 ) -> list[Forked]:
-    """Starts ``python -m module`` as every rank of a job; a single process has no job."""
     words = ["-m", module, *arguments]
     return [Forked(words, env, split=True) for env in _environments(world_size, native)]
 
 
 def _environments(world_size: int, native: bool) -> list[dict[str, str]]:
-    """Returns the environment of each rank."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     if not native:
         env["COMMPROF_NATIVE"] = "0"
@@ -66,7 +58,6 @@ def _environments(world_size: int, native: bool) -> list[dict[str, str]]:
 
 
 def finish(process: subprocess.Popen[str] | Forked) -> Ended:
-    """Waits for the end of a process."""
     try:
         stdout, stderr = process.communicate(timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -80,27 +71,23 @@ def finish(process: subprocess.Popen[str] | Forked) -> Ended:
 def run_module(
     module: str, arguments: list[str], world_size: int = 1, *, native: bool = True
 ) -> list[Ended]:
-    """Runs a module as every rank of a job, waits, and returns the ended processes by rank."""
     return [finish(process) for process in start(module, arguments, world_size, native=native)]
 
 
 def start_scenario(name: str, directory: Path, world_size: int) -> list[Forked]:
-    """Starts the ranks of a scenario of ``tests/support/ranks/scenarios.py``."""
     return start(_SCENARIOS, [name, str(directory)], world_size)
 
 
 def run_scenario(
     name: str, directory: Path, world_size: int = 1, *, native: bool = True
 ) -> list[Ended]:
-    """Runs a scenario of ``tests/support/ranks/scenarios.py``; returns the ended ranks."""
     return run_module(_SCENARIOS, [name, str(directory)], world_size, native=native)
 
 
 def run_scenario_cold(name: str, directory: Path, *, native: bool) -> Ended:
-    """Runs a scenario alone, in a new Python that writes to pipes.
+    """Runs a scenario in a new Python, for scenarios that limit the size of files.
 
-    For scenarios that limit the size of files: the output of a forked Python goes to files, which
-    the limit would also stop.
+    The limit would also stop the output of a forked Python, which goes to files.
     """
     (environment,) = _environments(1, native)
     process = subprocess.Popen(

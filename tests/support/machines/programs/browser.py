@@ -1,5 +1,3 @@
-"""A headless Chromium, controlled by its DevTools protocol over two pipes."""
-
 from __future__ import annotations
 
 import base64
@@ -23,18 +21,15 @@ _TIMEOUT_S = 30
 
 
 def chromium() -> str | None:
-    """Returns the path of Chromium, or None."""
     return next((path for name in _NAMES if (path := shutil.which(name))), None)
 
 
 class Page:
-    """An offline tab, whose errors and warnings are collected in `complaints`."""
-
     def __init__(self, read: int, write: int) -> None:
         self._read, self._write = read, write
         self._buffer, self._number, self._session = b"", 0, ""
         self.complaints: list[str] = []
-        #: Bytes of an empty page's screenshot, by size of the window.
+        #: Size of an empty page's screenshot, by the window's width and height.
         self.blank_bytes: dict[tuple[int, int], int] = {}
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         attached = self._call("Target.attachToTarget", targetId=target, flatten=True)
@@ -47,33 +42,28 @@ class Page:
         )  # fmt: skip
 
     def open(self, path: Path) -> None:
-        """Loads a file and waits until its scripts have drawn."""
         self._call("Page.navigate", url=path.resolve().as_uri())
         self.until("document.documentElement?.dataset.ready === 'yes'")
 
     def until(self, condition: str) -> None:
-        """Waits until an expression is true."""
         end = time.monotonic() + _TIMEOUT_S
         while self.value(condition) is not True:
             assert time.monotonic() < end, (condition, self.complaints)
             time.sleep(0.02)
 
     def value(self, expression: str) -> Any:
-        """Returns the value of a JavaScript expression, as JSON."""
         done = self._call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
 
     def size(self, width: int, height: int) -> None:
-        """Sets the window's size in CSS pixels; returns when the page is laid out and drawn."""
         self._call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
         )  # fmt: skip
-        self._frames(2)  # the page redraws in a ResizeObserver, and loses its focus then
+        self._frames(2)  # in a ResizeObserver, the page redraws and loses its focus
 
     def _frames(self, count: int) -> None:
-        """Waits until the page has drawn `count` frames."""
         expression = (
             "new Promise((done) => { const next = (left) => left "
             f"? requestAnimationFrame(() => next(left - 1)) : done(true); next({count}); }})"
@@ -81,18 +71,16 @@ class Page:
         self._call("Runtime.evaluate", expression=expression, awaitPromise=True)
 
     def theme(self, name: str) -> None:
-        """Sets the colour scheme: light or dark."""
         self._call(
             "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}]
         )
         self._frames(2)
 
     def medium(self, name: str) -> None:
-        """Sets the medium: print, or "" for the screen."""
         self._call("Emulation.setEmulatedMedia", media=name)
 
     def press(self, key: str, code: int = 0) -> None:
-        """Presses a key, with its virtual key code if it is not a letter."""
+        """``code`` is the virtual key code of a key that is not a letter."""
         typed = "\r" if key == "Enter" else key
         text = {"text": typed} if len(typed) == 1 else {}
         same = {"key": key, "windowsVirtualKeyCode": code or ord(key[0].upper())}
@@ -100,17 +88,14 @@ class Page:
         self._call("Input.dispatchKeyEvent", type="keyUp", **same)
 
     def move(self, x: float, y: float) -> None:
-        """Moves the pointer."""
         self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def click(self, x: float, y: float) -> None:
-        """Clicks the left button."""
         self.move(x, y)
         for kind in ("mousePressed", "mouseReleased"):
             self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def drag(self, x: float, y: float, to_x: float) -> None:
-        """Drags with the left button held."""
         held = {"button": "left", "buttons": 1}
         self._call("Input.dispatchMouseEvent", type="mousePressed", x=x, y=y, clickCount=1, **held)
         for step in range(1, 6):
@@ -119,21 +104,16 @@ class Page:
         self._call("Input.dispatchMouseEvent", type="mouseReleased", x=to_x, y=y, button="left")
 
     def wheel(self, x: float, y: float, delta: float, control: bool) -> None:
-        """Turns the wheel, with the control key held or not."""
         self._call(
             "Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=delta,
             modifiers=2 if control else 0,
         )  # fmt: skip
 
     def screenshot(self) -> bytes:
-        """Returns the visible part of the page, as PNG."""
         return base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"])
 
     def painted(self, least_bytes: int) -> None:
-        """Returns a screenshot of more than `least_bytes`.
-
-        Waits, because right after scrolling Chromium may not have painted the new part.
-        """
+        """Waits, because right after scrolling Chromium may not have painted the new part."""
         end = time.monotonic() + _TIMEOUT_S
         while (size := len(self.screenshot())) <= least_bytes:
             assert time.monotonic() < end, (size, least_bytes)
@@ -178,14 +158,14 @@ class Page:
 
 @contextmanager
 def browser(directory: Path) -> Iterator[Page]:
-    """Starts a Chromium whose profile is in `directory`."""
     path = chromium()
     assert path is not None
     to_read, to_write = os.pipe()
     from_read, from_write = os.pipe()
 
     def place() -> None:
-        # Chromium reads commands from 3 and writes answers to 4, so neither pipe may have these.
+        # Chromium reads commands from descriptor 3 and writes answers to descriptor 4. A pipe
+        # may already have one of these numbers, so both pipes are duplicated first.
         first, second = os.dup(to_read), os.dup(from_write)
         os.dup2(first, 3)
         os.dup2(second, 4)

@@ -1,5 +1,3 @@
-"""A real Prometheus that loads commprof's rules and scrapes monitors of real jobs."""
-
 from __future__ import annotations
 
 import contextlib
@@ -20,8 +18,6 @@ RULES = DEPLOY / "prometheus" / "commprof.rules.yml"
 
 
 class Prometheus:
-    """A Prometheus server on the loopback: loads commprof's rules, and scrapes these targets."""
-
     def __init__(self, directory: Path, targets: list[str]) -> None:
         self.port = free_port()
         directory.mkdir()
@@ -44,13 +40,11 @@ class Prometheus:
             )
 
     def get(self, path: str, **query: str) -> Any:
-        """Returns the server's answer."""
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
         with urllib.request.urlopen(url, timeout=10) as answer:
             return json.load(answer)["data"]
 
     def result(self, expression: str) -> list[Any]:
-        """Returns the result of an instant query; empty while the server is not up."""
         with contextlib.suppress(OSError):
             found: list[Any] = self.get("query", query=expression)["result"]
             return found
@@ -70,7 +64,6 @@ def until(seen: Callable[[], Any], what: str, timeout_s: float = 150) -> Any:
 
 
 def target(run: Path) -> str:
-    """Returns HOST:PORT of the monitor, once it listens."""
     path = address_file(run)
     until(path.exists, f"{path}")
     found = json.loads(path.read_text())

@@ -1,11 +1,6 @@
-"""One of two ranks whose calls wait for the other rank before they are issued.
+"""Makes calls that wait for the other rank before they are issued: DIRECTORY MODE [LEVEL].
 
-Run as a module with the launcher's environment set: DIRECTORY MODE [LEVEL]. The variable
-``TORCH_DISTRIBUTED_DEBUG`` is DETAIL, so torch compares each call between the ranks inside the
-call. Rank 1 calls each collective later than rank 0. Prints a JSON object by kind of call: the
-times of its begin and end, on the clock that both share. Every second step only synchronises the
-ranks. With LEVEL, the variable has this value instead of DETAIL, and the rank makes an all-reduce
-in each step, and prints nothing.
+At the default LEVEL of TORCH_DISTRIBUTED_DEBUG, DETAIL, torch compares each call between the ranks.
 """
 
 from __future__ import annotations
@@ -24,13 +19,12 @@ from torch.distributed.fsdp import fully_shard
 
 import commprof
 
-LATE_S = 0.1  # well above what a busy machine takes to give a rank a core
+LATE_S = 0.1  # much longer than a busy machine lets a rank wait for a core
 WORK_S = 0.05
 STEP_LATE_S, STEPS = 0.02, 20
 
 
 def later(ones: torch.Tensor) -> None:
-    """Works between the issue, which has already waited for the other rank, and the wait."""
     work = dist.all_reduce(ones, async_op=True)
     until = time.monotonic() + WORK_S
     while time.monotonic() < until:
@@ -56,7 +50,6 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 def main() -> None:
-    """Makes the calls of the given kind."""
     torch.set_num_threads(1)
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = sys.argv[3] if len(sys.argv) > 3 else "DETAIL"
     dist.set_debug_level_from_env()  # the fork server imported torch before the variable was set
@@ -70,7 +63,6 @@ def main() -> None:
 
 
 def steadily_late() -> None:
-    """Trains steps in which rank 1 works longer before the all-reduce."""
     values = torch.ones(1 << 14)
     with commprof.profile(sys.argv[1], mode=sys.argv[2]) as prof:
         for _ in range(STEPS):
@@ -80,9 +72,8 @@ def steadily_late() -> None:
 
 
 def each_call() -> None:
-    """Makes each call in a step, and a step with FSDP2, and prints the times."""
     rank, found, ones = dist.get_rank(), {}, torch.ones(2)
-    # Not a DDP model: at the level DETAIL, with torch 2.13 to 2.15, DDP on a CPU ends the process.
+    # At the level DETAIL, with torch 2.13 to 2.15, DDP on a CPU would end the process.
     model = fully_shard(torch.nn.Linear(8, 8), mesh=init_device_mesh("cpu", (2,)))
     with commprof.profile(sys.argv[1], mode=sys.argv[2]) as prof:
         for name, call in {

@@ -1,8 +1,4 @@
-"""One rank trains compiled models: ``... ranks.capture.compiled_steps DIR CASE[,CASE] [yes]``.
-
-With ``yes`` the steps are recorded. Prints, for each case, the compiler's counts after steps with
-recording and after 2 more steps, and the trained parameters; or that the compiler refuses the case.
-"""
+"""Trains compiled models: DIR CASE[,CASE] [yes], where ``yes`` turns recording on."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ import commprof
 
 
 class Block(nn.Module):
-    """A layer class outside torch.nn: the compiler skips the frames of torch.nn's own classes."""
+    """The compiler skips the frames of torch.nn's own classes, so this class is needed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,8 +31,6 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Two ``Block`` layers, one after the other."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = Block(), Block()
@@ -47,8 +41,6 @@ class Blocks(nn.Module):
 
 
 class WithCollective(nn.Module):
-    """A layer that adds the result of a functional collective to its outputs."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(8, 8)
@@ -58,10 +50,9 @@ class WithCollective(nn.Module):
 
 
 def made(case: str) -> nn.Module:
-    """Returns the compiled model of a case, named by model, strategy and compiler back end.
+    """Returns the model of a case, which is named MODEL-GRAPHS-BACKEND.
 
-    ``fsdp2nn``: only modules of torch.nn. ``whole``: the sharded model in one graph.
-    ``parts``: one graph for each wrapped or sharded part.
+    GRAPHS is ``whole`` for a single graph, or ``parts`` for one graph per part of the model.
     """
     kind, how, backend = case.split("-")
     layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) if kind == "fsdp2nn" else Blocks()
@@ -83,7 +74,6 @@ def made(case: str) -> nn.Module:
 
 
 def train(case: str, directory: Path, recorded: bool) -> dict[str, Any]:
-    """Returns the compiler's counts after 3 recorded steps, and after 2 more without recording."""
     torch._dynamo.reset()
     counters.clear()
     torch.manual_seed(1)

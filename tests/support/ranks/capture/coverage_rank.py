@@ -1,10 +1,3 @@
-"""Rank that issues every case of ``coverage.py`` in a separate step.
-
-Run as a module on two ranks with the launcher's environment set; the argument is a directory.
-Prints a JSON list in the order of the cases: the expected rows, the recorded calls (see
-``calls_of``), and the error that gloo raised, if any.
-"""
-
 from __future__ import annotations
 
 import json
@@ -24,7 +17,6 @@ from tests.support.builders.coverage import CASES, N, Row
 
 
 def issue(rank: int, directory: Path) -> list[dict[str, Any]]:
-    """Runs every case: one step to prepare, one step to issue."""
     found = []
     with commprof.profile(directory) as prof:
         for case, _ in CASES.values():
@@ -42,11 +34,9 @@ def issue(rank: int, directory: Path) -> list[dict[str, Any]]:
 
 
 def calls_of(trace: Trace) -> list[list[dict[str, Any]]]:
-    """Returns the calls of every second step.
+    """Returns the calls of every second step: the steps between only prepare a case.
 
-    Each call has the backend and size of its group, its sequence number, what is counted by this
-    number (the collectives of a group, or its messages to or from one peer), and True if its end is
-    known.
+    "sequence" names what "seq" counts: a group's collectives, or its messages to one peer.
     """
     table, steps = columns.collectives(trace), columns.steps(trace)
     reductions = {int(kind): name for name, kind in dist.ReduceOp.RedOpType.__members__.items()}
@@ -79,7 +69,6 @@ def calls_of(trace: Trace) -> list[list[dict[str, Any]]]:
 
 
 def failures(trace: Trace) -> list[int]:
-    """Returns how many calls ended with an error, for every second step."""
     steps, records = columns.steps(trace), trace.records
     times = records["timestamp_ns"][(records["flags"] & schema.FLAG_FAILED) != 0].astype(np.int64)
     return [
@@ -89,7 +78,6 @@ def failures(trace: Trace) -> list[int]:
 
 
 def main() -> None:
-    """Issues all cases, records them and prints the calls."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, directory = dist.get_rank(), Path(sys.argv[1])

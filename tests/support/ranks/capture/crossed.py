@@ -1,9 +1,4 @@
-"""Rank that runs jobs in which several of torch's parts meet, plain and recorded.
-
-Run as a module with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set; the arguments are a
-directory for traces and the names of jobs. Prints one JSON object: {job: {"plain": digest,
-"recorded": digest}}; the trace of a job is in the directory's folder of its name.
-"""
+"""Runs jobs in which several parts of torch meet, without and with recording: DIRECTORY JOB..."""
 
 from __future__ import annotations
 
@@ -48,7 +43,6 @@ def _layers(width: int) -> nn.Sequential:
 
 
 def _train(model: Any, width: int, synchronise: Callable[[bool], Any]) -> str:
-    """Trains with accumulation; ``synchronise(last)`` is the context of a pass."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -61,8 +55,6 @@ def _train(model: Any, width: int, synchronise: Callable[[bool], Any]) -> str:
 
 
 def compiled_ddp_hook_no_sync(_: Path) -> str:
-    """torch.compile around DDP with a communication hook, and no_sync."""
-
     def hook(_: Any, bucket: Any) -> Any:
         work = dist.all_reduce(bucket.buffer().mul_(0.5), async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
@@ -76,7 +68,6 @@ def compiled_ddp_hook_no_sync(_: Path) -> str:
 
 
 def sharded_tensor_parallel_accumulated(_: Path) -> str:
-    """FSDP2 over tensor parallel layers, with gradients that are exchanged in the last pass."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     model: Any = _layers(64)
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
@@ -90,7 +81,6 @@ def sharded_tensor_parallel_accumulated(_: Path) -> str:
 
 
 def flat_sharding_accumulated(_: Path) -> str:
-    """FSDP1 with a unit per layer, use_orig_params and no_sync; a digest of this rank's shards."""
     model: Any = FullyShardedDataParallel(
         _layers(64),
         auto_wrap_policy=ModuleWrapPolicy({nn.Linear}),
@@ -101,8 +91,6 @@ def flat_sharding_accumulated(_: Path) -> str:
 
 
 def three_recorders(_: Path) -> str:
-    """torch.profiler and Flight Recorder see the same ten calls beside commprof."""
-
     def entries() -> int:
         names = pickle.loads(torch._C._distributed_c10d._dump_fr_trace())["entries"]
         return sum(entry["profiling_name"] == "gloo:all_reduce" for entry in names)
@@ -114,24 +102,22 @@ def three_recorders(_: Path) -> str:
     ranges = sum(event.name == "gloo:all_reduce" for event in recorded.events())
     added = entries() - before
     assert ranges == 10, ranges
-    # The recorder is off by default before torch 2.13, and has room for 2,000 entries.
+    # Flight Recorder is off by default before torch 2.13.
     assert added in (0, 10), added
     return _digest([tensor])
 
 
 def functional_results(_: Path) -> str:
-    """Functional collectives: used, dropped, and differentiated."""
     group = dist.group.WORLD
     leaf = torch.full((4, 4), 1.0 + dist.get_rank(), requires_grad=True)
     used = functional.all_reduce(leaf.detach(), "sum", group) * 2
-    functional.all_reduce(leaf.detach(), "sum", group)  # nobody waits for it
+    functional.all_reduce(leaf.detach(), "sum", group)  # nobody waits for this result
     functional.all_gather_tensor_autograd(leaf * 1, 0, group).square().sum().backward()
     assert leaf.grad is not None
     return _digest([used, leaf.grad])
 
 
 def groups_beside_checkpoints(folder: Path) -> str:
-    """Eight process groups, while threads save checkpoints over a ninth."""
     groups = [dist.new_group([0, 1]) for _ in range(8)]
     saving = dist.new_group([0, 1])
     tensors = [torch.full((64,), float(number)) for number in range(8)]
@@ -150,9 +136,9 @@ def groups_beside_checkpoints(folder: Path) -> str:
 
 
 def stray_forward_undoes_no_sync(_: Path) -> str:
-    """After a forward pass without backward, the next backward exchanges in spite of no_sync.
+    """After a forward pass without a backward pass, DDP exchanges gradients in spite of no_sync.
 
-    ``findings/ddp_forward_without_backward_undoes_no_sync.sh`` shows it without commprof.
+    ``findings/ddp_forward_without_backward_undoes_no_sync.sh`` shows the same without commprof.
     """
     model = DistributedDataParallel(_layers(64))
     model(torch.ones(4, 64)).square().mean().backward()
@@ -184,7 +170,7 @@ def main() -> None:
     for name in names:
         folder = Path(root) / name
         if _native.native is not None:
-            _native.native.uninstall_observer()  # an earlier job installed it
+            _native.native.uninstall_observer()  # an earlier job installed the observer
         plain = JOBS[name](folder / "plain")
         with commprof.profile(folder):
             recorded = JOBS[name](folder / "recorded")

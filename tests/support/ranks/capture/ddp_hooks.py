@@ -1,8 +1,3 @@
-"""Rank that tests what ``commprof.attach`` promises; an assertion that fails ends the rank.
-
-Run as a module with the launcher's environment set; the argument is a directory.
-"""
-
 import copy
 import re
 import sys
@@ -28,13 +23,11 @@ LAYER_BYTES = (WIDTH * WIDTH + WIDTH) * 4
 
 
 def make() -> DistributedDataParallel:
-    """Returns a model of three layers, one bucket each."""
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
     return DistributedDataParallel(model, bucket_cap_mb=LAYER_BYTES / 2**20)
 
 
 def steps(ddp: DistributedDataParallel, profiler: commprof.Profiler, count: int) -> None:
-    """Trains some steps without an optimizer."""
     for _ in range(count):
         ddp(torch.ones(2, WIDTH)).sum().backward()
         ddp.zero_grad()
@@ -45,7 +38,6 @@ calls: list[tuple[object, int]] = []
 
 
 def zero_hook(state, bucket):
-    """User's hook that sends nothing and returns zeros."""
     calls.append((state, bucket.index()))
     future = torch.futures.Future()
     future.set_result(bucket.buffer().zero_())
@@ -53,13 +45,11 @@ def zero_hook(state, bucket):
 
 
 def raises(message: str, call, error=CommprofError) -> None:
-    """Asserts that ``call()`` fails with the message."""
     with pytest.raises(error, match=re.escape(message)):
         call()
 
 
 def buckets_are_timed(directory: Path) -> None:
-    """Buckets have times in order, and the sizes and signatures of the layers."""
     ddp = make()
     with commprof.profile(directory) as profiler:
         commprof.attach(ddp)
@@ -67,11 +57,11 @@ def buckets_are_timed(directory: Path) -> None:
     trace = read_trace(directory / f"rank_{dist.get_rank()}.trace")
     table, collectives = columns.buckets(trace), columns.collectives(trace)
     last = slice(-LAYERS, None)
-    # All passes count, also the first one, whose buckets differ from those of later passes.
+    # DDP has other buckets in the first pass than in later passes.
     assert len(table) == np.count_nonzero(collectives.graph_task >= 0) > 3 * LAYERS
     assert table.index[last].tolist() == list(range(LAYERS))
     assert table.bytes[last].tolist() == [LAYER_BYTES] * LAYERS
-    assert len(set(table.signature[last].tolist())) == 1  # equal layers
+    assert len(set(table.signature[last].tolist())) == 1
     assert (table.ready_ns < table.launch_ns).all()
     assert (table.launch_ns <= np.maximum(table.end_ns, table.launch_ns)).all()
     assert (table.end_ns > table.ready_ns).all()
@@ -80,10 +70,6 @@ def buckets_are_timed(directory: Path) -> None:
 
 
 def observing_takes_no_hook(directory: Path) -> None:
-    """attach registers no hook with DDP until a hook is given, so a model can still get one.
-
-    Without a hook DDP divides gradients while it copies them into the bucket.
-    """
     observed, trained, hooked = make(), make(), make()
     with commprof.profile(directory) as profiler:
         for ddp in (observed, trained):
@@ -106,7 +92,6 @@ def observing_takes_no_hook(directory: Path) -> None:
 
 
 def models_are_told_apart(directory: Path) -> None:
-    """All-reduces of other tensors in a backward pass, or of a deleted model, are not buckets."""
     attached, other = make(), make()
     extra = torch.ones(8)
     attached.module[1].weight.register_hook(lambda grad: dist.all_reduce(extra) or grad)
@@ -130,7 +115,7 @@ def models_are_told_apart(directory: Path) -> None:
 
 
 class Checkpointed(nn.Module):
-    """Three layers; the second one is run by a backward pass inside the outer backward pass."""
+    """A reentrant checkpoint runs a backward pass inside the outer backward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +127,6 @@ class Checkpointed(nn.Module):
 
 
 def nested_passes_are_observed(directory: Path) -> None:
-    """No bucket is lost if a backward pass runs inside another one."""
     ddp = DistributedDataParallel(Checkpointed(), bucket_cap_mb=LAYER_BYTES / 2**20)
     with commprof.profile(directory) as profiler:
         commprof.attach(ddp)
@@ -155,7 +139,6 @@ def nested_passes_are_observed(directory: Path) -> None:
 
 
 def hooks_run_inside(directory: Path) -> None:
-    """The user's hook, given at once or registered later, replaces the all-reduce."""
     given, registered, switched = make(), make(), make()
     with commprof.profile(directory) as profiler:
         commprof.attach(given, hook=zero_hook, state="given")
@@ -191,8 +174,6 @@ def hooks_run_inside(directory: Path) -> None:
 
 
 def sparse_buckets_pass(directory: Path) -> None:
-    """An embedding's sparse gradients are exchanged as without capture, and have a size."""
-
     def trained(ddp: DistributedDataParallel) -> torch.Tensor:
         for step in range(3):
             ddp.zero_grad()
@@ -209,12 +190,11 @@ def sparse_buckets_pass(directory: Path) -> None:
     assert found.is_sparse
     assert torch.equal(found.to_dense(), trained(plain).to_dense())
     table = columns.buckets(read_trace(directory / f"rank_{dist.get_rank()}.trace"))
-    # Two rows of the embedding: two indices and two rows of values.
+    # The gradient has two rows: two indices of 8 bytes, and two rows of 8 floats.
     assert table.bytes.tolist() == [2 * 8 + 2 * 8 * 4] * 3
 
 
 def joined_ranks_are_not_counted(directory: Path) -> None:
-    """With uneven inputs DDP's divisor and the parameters' bits are those without commprof."""
     rank = dist.get_rank()
 
     def trained(attached: bool, initial: bool) -> list[torch.Tensor]:
@@ -223,7 +203,7 @@ def joined_ranks_are_not_counted(directory: Path) -> None:
         if attached:
             commprof.attach(ddp)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-6)
-        for _ in range(2):  # the ranks that joined early take part again in the second round
+        for _ in range(2):
             with ddp.join(divide_by_initial_world_size=initial):
                 for turn in range(2 + 3 * (rank == 0)):
                     ddp(torch.ones(2, WIDTH) * (turn + rank)).sum().backward()
@@ -243,7 +223,6 @@ def joined_ranks_are_not_counted(directory: Path) -> None:
 
 
 def misuse_is_refused(directory: Path) -> None:
-    """Each misuse raises one clear error."""
     hooked = make()
     hooked.register_comm_hook(None, zero_hook)
     raises("already has a communication hook", lambda: commprof.attach(hooked))
@@ -254,12 +233,11 @@ def misuse_is_refused(directory: Path) -> None:
     in_use, refused = commprof.compressors.fp16(), make()
     commprof.attach(make(), in_use)
     raises("is attached to another model", lambda: commprof.attach(refused, in_use))
-    commprof.attach(refused, commprof.compressors.fp16())  # the call with another compressor works
+    commprof.attach(refused, commprof.compressors.fp16())
     raises("already has a communication hook", lambda: commprof.attach(refused))
 
 
 def main() -> None:
-    """Runs all tests."""
     dist.init_process_group("gloo")
     checks = (
         *(buckets_are_timed, observing_takes_no_hook, models_are_told_apart, hooks_run_inside),

@@ -1,9 +1,3 @@
-"""Rank that trains the same model plain, observed and hooked, and prints digests of the results.
-
-Run as a module with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set; the argument is a
-directory for traces. Prints one JSON object: {setting: {variant: digest}}.
-"""
-
 from __future__ import annotations
 
 import hashlib
@@ -32,13 +26,11 @@ SETTINGS: dict[str, dict[str, bool]] = {
     "no_sync_bucket_view": {"gradient_as_bucket_view": True},
 }
 if "lazy_bucket_allocation" in inspect.signature(DistributedDataParallel).parameters:
-    SETTINGS["lazy_buckets"] = {"lazy_bucket_allocation": True}  # from torch 2.15 on
+    SETTINGS["lazy_buckets"] = {"lazy_bucket_allocation": True}
 VARIANTS = ("plain", "observed", "hooked")
 
 
 class Model(nn.Module):
-    """A few layers in several buckets; one layer is unused in every third step."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(192, 192) for _ in range(6))
@@ -53,9 +45,8 @@ class Model(nn.Module):
 
 
 def train(setting: str, variant: str, directory: Path) -> str:
-    """Trains and returns a digest of all gradients and parameters."""
     if variant == "plain" and _native.native is not None:
-        _native.native.uninstall_observer()  # an earlier variant installed it
+        _native.native.uninstall_observer()  # an earlier variant installed the observer
     torch.manual_seed(1)
     options = SETTINGS[setting]
     ddp = DistributedDataParallel(Model(), bucket_cap_mb=0.3, **options)
@@ -80,7 +71,6 @@ def train(setting: str, variant: str, directory: Path) -> str:
 
 
 def digest(ddp: nn.Module) -> str:
-    """Returns the SHA-256 of the bits of parameters, buffers and gradients."""
     found = hashlib.sha256()
     for parameter in ddp.parameters():
         found.update(parameter.detach().numpy().tobytes())
@@ -92,7 +82,6 @@ def digest(ddp: nn.Module) -> str:
 
 
 def main() -> None:
-    """Trains every setting in every variant."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     root = Path(sys.argv[1])

@@ -1,9 +1,6 @@
-"""One of two ranks whose DDP model waits for gradients in one of several places.
+"""Prints the begin and end of each backward pass of a DDP model: DIRECTORY WAY.
 
-Run as a module with the launcher's environment set: DIRECTORY WAY. Rank 1 begins each backward pass
-later than rank 0. Prints a JSON list with the begin and end of each stretch in which rank 0 waits,
-on the clock that both share. The last stretch of ``join`` is rank 0's part in the steps that rank 1
-trains alone.
+With ``join``, the last pair is rank 0's part in the steps that only rank 1 trains.
 """
 
 from __future__ import annotations
@@ -22,16 +19,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 import commprof
 
-LATE_S = 0.1  # well above what a busy machine takes to give a rank a core
+LATE_S = 0.1  # much longer than a busy machine lets a rank wait for a core
 STEPS, MORE_STEPS = 4, 3
-#: Places in which DDP waits for gradients.
 WAYS = ("reducer", "join", "delayed", "python_reducer", "compiled")
 
 Stretches = list[tuple[int, int]]
 
 
 def make(way: str) -> DistributedDataParallel:
-    """Returns a model of several buckets."""
     torch.manual_seed(0)
     layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
     if way != "delayed":
@@ -45,7 +40,6 @@ def make(way: str) -> DistributedDataParallel:
 
 
 def passes(model: Any, count: int, compiled: bool) -> Iterator[tuple[int, int]]:
-    """Trains steps; yields the begin and end of each backward pass."""
     for _ in range(count):
         loss = model(torch.ones(2, 64)).sum()
         time.sleep(LATE_S * dist.get_rank())
@@ -61,7 +55,6 @@ def passes(model: Any, count: int, compiled: bool) -> Iterator[tuple[int, int]]:
 
 
 def main() -> None:
-    """Trains, and prints the times."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     way, found = sys.argv[2], []

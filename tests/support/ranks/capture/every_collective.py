@@ -1,9 +1,3 @@
-"""Rank that issues collectives of every kind once, and prints the trace's rows.
-
-Run as a module with the launcher's environment set; the argument is a directory. Prints a JSON
-list of [op, group size, seq, dtype, bytes_in, bytes_out, completed, waited] in order of issue.
-"""
-
 from __future__ import annotations
 
 import json
@@ -19,7 +13,6 @@ from commprof.trace.reader import read_trace
 
 
 def issue_all(rank: int, pair: dist.ProcessGroup) -> None:
-    """Issues all kinds on two ranks, with tensors of 6 or 12 floats to distinguish arguments."""
     six, twelve = torch.ones(6), torch.ones(12)
     dist.all_reduce(six)
     dist.all_reduce(six.double(), async_op=True).wait()
@@ -41,7 +34,6 @@ def issue_all(rank: int, pair: dist.ProcessGroup) -> None:
 
 
 def rows(path: Path) -> list[list[object]]:
-    """Returns the trace's collectives."""
     trace = read_trace(path)
     table = columns.collectives(trace)
     waited = set(columns.waits(trace).key.tolist())
@@ -61,7 +53,6 @@ def rows(path: Path) -> list[list[object]]:
 
 
 def main() -> None:
-    """Issues the collectives, records them and prints the rows."""
     dist.init_process_group("gloo")
     pair = dist.new_group([0, 1])
     directory = Path(sys.argv[1])

@@ -1,9 +1,6 @@
-"""One of two ranks that waits for collectives by their futures, each in a separate step.
+"""Waits for collectives by their futures, each in a separate step: DIRECTORY MODE.
 
-Run as a module with the launcher's environment set: DIRECTORY MODE. Rank 1 issues each collective
-later than rank 0. Prints a JSON object by kind of wait: times of the issue, and of the wait's begin
-and end, on the clock that both share, and the result. Every second step only synchronises the
-ranks.
+Rank 1 issues each collective later than rank 0.
 """
 
 from __future__ import annotations
@@ -21,8 +18,8 @@ import torch.distributed as dist
 
 import commprof
 
-LATE_S = 0.2  # well above what a busy machine takes to give a rank a core
-#: Timeout of the group whose collectives fail, because rank 1 never issues them.
+LATE_S = 0.2  # much longer than a busy machine lets a rank wait for a core
+#: Timeout of a group whose collectives fail, because rank 1 never issues them.
 TIMEOUT_S = 0.2
 
 
@@ -51,7 +48,6 @@ def waited(future: Any) -> Any:
 
 
 def refused(future: Any) -> list[str]:
-    """Returns the errors of the future's methods ``wait`` and ``value``."""
     found = []
     for method in (future.wait, future.value):
         try:
@@ -62,12 +58,10 @@ def refused(future: Any) -> list[str]:
 
 
 def late(future: Any) -> Any:
-    """Does other work until the collective is complete."""
     time.sleep(4 * LATE_S)
     return future
 
 
-#: For each case: function that issues, function that waits, and True if rank 1 takes part.
 WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], bool]] = {
     "wait": (lambda group: issued(), waited, True),
     "then": (lambda group: then(issued()), waited, True),
@@ -79,7 +73,6 @@ WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], bool]] = {
 
 
 def main() -> None:
-    """Waits in each way, records, and prints the times."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, found = dist.get_rank(), {}

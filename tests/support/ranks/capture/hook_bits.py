@@ -1,9 +1,3 @@
-"""Rank that trains with DDP's own mean and with commprof's hook, and prints which bits differ.
-
-Run as a module with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set. Prints one JSON object:
-{case: number of gradients of the second step that differ}.
-"""
-
 from __future__ import annotations
 
 import json
@@ -15,7 +9,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import commprof
 
-#: Whether gradients are views of buckets, and whether they are kept between steps.
 CASES = {
     "copied": (False, False),
     "copied, kept": (False, True),
@@ -29,7 +22,7 @@ def second_gradients(views: bool, kept: bool, hooked: bool) -> torch.Tensor:
     layer = nn.Linear(64, 64, bias=False)
     ddp = DistributedDataParallel(layer, gradient_as_bucket_view=views)
     if hooked:
-        assert commprof.attach(ddp).bucket_hook is not None  # registers the hook
+        assert commprof.attach(ddp).bucket_hook is not None  # this property registers the hook
     for step in range(2):
         ddp.zero_grad(set_to_none=not kept)
         torch.manual_seed(10 * step + dist.get_rank())

@@ -1,8 +1,6 @@
-"""One of two ranks whose gloo threads only run while the training thread sleeps.
+"""Trains on one core, so that gloo's threads only run while the training thread sleeps.
 
-Run as a module with the launcher's environment set: DIRECTORY HOOKED. The training thread computes
-after each wait, on the only core that the rank has; so a callback that follows the completion runs
-late.
+A callback that follows a collective's completion therefore runs late.
 """
 
 from __future__ import annotations
@@ -20,19 +18,16 @@ from torch.nn.parallel import DistributedDataParallel
 import commprof
 
 STEPS = 10
-#: Delay of callbacks in seconds.
 LATE_S = 0.005
 
 
 def compute() -> None:
-    """Computes, so that no other thread gets the core, until callbacks are late by LATE_S."""
     until_s = time.perf_counter() + LATE_S
     while time.perf_counter() < until_s:
         pass
 
 
 def main() -> None:
-    """Trains a model in several buckets, and waits for all-reduces of its own."""
     directory, hooked = sys.argv[1:]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

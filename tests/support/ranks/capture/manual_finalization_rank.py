@@ -1,8 +1,6 @@
-"""One of two ranks that finalises DDP's backward passes itself (torch 2.15 and later).
+"""Finalises DDP's backward passes itself, which torch 2.15 and later allow.
 
-Run as a module with the launcher's environment set: DIRECTORY MODE observed|attached. Rank 1 begins
-each backward pass later than rank 0. Prints a JSON list with the times of each step, on the clock
-that both share: begin of the backward pass, begin and end of ``finalize_backward()``.
+The arguments are DIRECTORY MODE KIND, where KIND is "observed" or "attached".
 """
 
 from __future__ import annotations
@@ -17,12 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import commprof
 
-LATE_S = 0.1  # well above what a busy machine takes to give a rank a core
+LATE_S = 0.1  # much longer than a busy machine lets a rank wait for a core
 STEPS = 6
 
 
 def main() -> None:
-    """Trains some steps, and prints the times."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, found = dist.get_rank(), []

@@ -1,5 +1,3 @@
-"""A process that records very many steps and is killed, and another one that reads the records."""
-
 from __future__ import annotations
 
 import json
@@ -26,7 +24,7 @@ if sys.argv[3] == "stops":
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
-#: Duration of a stop, far longer than the shortest pause.
+#: A stop is much longer than the shortest pause that capture records.
 _STOPPED_S = 0.1
 
 _READS = """
@@ -46,30 +44,23 @@ print(json.dumps([moved, len(trace.records), pauses, trace.dropped, peak]))
 
 @dataclass(frozen=True)
 class ManyEvents:
-    """Numbers of recorded, kept and dropped events."""
-
-    #: Number of recorded steps. Each has one record, and there is one more: the first step's begin.
+    #: Each step has one record, and the first step's begin has one more record.
     steps: int
     recorded_s: float
     read_s: float
-    #: Number of records that were still in shared memory, and of all that were read.
+    #: Salvaged records were still in shared memory; found records are all that were read.
     salvaged: int
     found: int
-    #: Number of read records that are pauses of the process or its machine.
     pauses: int
-    #: Number of events counted as dropped.
     dropped: int
     trace_bytes: int
-    #: Peak of resident memory of the reading process.
     peak_bytes: int
 
     @property
     def all_accounted_for(self) -> bool:
-        """True if each step's record was either read or counted as dropped."""
         return self.found - self.pauses + self.dropped == self.steps + 1
 
     def __str__(self) -> str:
-        """Returns the numbers in a sentence."""
         return (
             f"{self.steps} steps recorded in {self.recorded_s:.1f} s, killed; {self.salvaged} "
             f"salvaged, {self.found} read in {self.read_s:.1f} s and {self.peak_bytes / 1e6:.0f} "
@@ -78,10 +69,6 @@ class ManyEvents:
 
 
 def many_events(steps: int, stops: bool = False) -> ManyEvents:
-    """Records events in a process that SIGKILL ends, and reads them in another process.
-
-    stops: True if the process is stopped and continued before its end.
-    """
     environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
     with tempfile.TemporaryDirectory() as directory:
         begin = time.monotonic()

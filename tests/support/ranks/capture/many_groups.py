@@ -1,5 +1,3 @@
-"""Creates and destroys process groups in a loop under capture; prints memory growth."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Ranks of which one is late for messages or rooted collectives; run with NAME DIRECTORY."""
-
 from __future__ import annotations
 
 import sys
@@ -15,12 +13,10 @@ import commprof
 
 STEPS = 6
 LATE_S = 0.03
-#: Delay of one rank at each collective with a root.
 ROOTED_LATE_S = 0.15
 
 
 def known(rank: int) -> None:
-    """Rank 0 sends late, while rank 1 waits for the message."""
     if rank == 0:
         time.sleep(LATE_S)
         dist.send(torch.ones(1000), 1)
@@ -29,7 +25,6 @@ def known(rank: int) -> None:
 
 
 def any_source(rank: int) -> None:
-    """Does as ``known``; then rank 0 sends once more, and rank 1 receives from any source."""
     known(rank)
     if rank == 0:
         time.sleep(LATE_S)
@@ -39,7 +34,6 @@ def any_source(rank: int) -> None:
 
 
 def rooted(rank: int) -> list[Callable[[], object]]:
-    """Returns the action of each step: each operation, once with every rank as the late one."""
     size = dist.get_world_size()
     value, parts = torch.ones(1000), [torch.ones(1000) for _ in range(size)]
     of_root = parts if rank == 1 else None
@@ -61,7 +55,6 @@ def rooted(rank: int) -> list[Callable[[], object]]:
 
 
 def main() -> None:
-    """Runs each step under capture."""
     dist.init_process_group("gloo")
     rank, (name, directory) = dist.get_rank(), sys.argv[1:]
     cases = {"known": known, "any_source": any_source}

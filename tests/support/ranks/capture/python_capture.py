@@ -1,8 +1,3 @@
-"""Rank that trains plain, under capture, and attached; prints a digest of each.
-
-Only the attached variant records steps. The argument is the directory for its trace.
-"""
-
 from __future__ import annotations
 
 import hashlib
@@ -20,12 +15,10 @@ import commprof
 from commprof import _native
 
 BUCKETS = (1, *[2] * 11)
-"""Buckets per step. The cap is two of four layers, but DDP chooses the first buckets itself and
-regroups them after the first backward pass."""
+"""Number of buckets in each step: DDP regroups its buckets after the first backward pass."""
 
 
 def train(variant: str, directory: Path) -> str:
-    """Trains and returns a digest of gradients and parameters."""
     torch.manual_seed(1)
     layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
     ddp = DistributedDataParallel(layers, bucket_cap_mb=0.033)
@@ -50,7 +43,6 @@ def train(variant: str, directory: Path) -> str:
 
 
 def main() -> None:
-    """Trains in all three ways, in one process group."""
     assert _native.native is None
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -1,7 +1,4 @@
-"""Records from many threads, first with a small /dev/shm, then with a full one; prints counts.
-
-To be run in a separate mount namespace: ``unshare -m``. Needs root.
-"""
+"""Mounts a small /dev/shm, so root must run this in a mount namespace (``unshare -m``)."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ SIZE_MIB = 64
 
 
 def _record_from_threads() -> None:
-    """Records from threads that all live until the last one has recorded: each has its own ring."""
+    """All threads live until the last thread has recorded, so each thread has its own ring."""
     native = _native.native
     together = threading.Barrier(THREADS)
 
@@ -55,7 +52,7 @@ def main(directory: Path) -> None:
     before, said = _free_bytes(), {}
     metadata = json.dumps(trace_bytes.metadata())
     for name in ("empty", "full"):
-        if name == "full":  # as DataLoader workers may leave it
+        if name == "full":
             (MEMORY / "batches").write_bytes(bytes(_free_bytes() - 8192))
         native.start(str(directory / f"{name}.trace"), ring_prefix(), metadata, 7)
         _record_from_threads()
@@ -69,7 +66,7 @@ def main(directory: Path) -> None:
         }
         native.stop()
         kinds = read_trace(directory / f"{name}.trace").records["kind"]
-        # Only phases: a busy machine adds records of pauses.
+        # A busy machine adds records of pauses, so only phases are counted.
         said[name]["phases"] = int((kinds == Kind.PHASE).sum())
     said["left"] = [path.name for path in MEMORY.glob("*.ring")]
     print(json.dumps(said))

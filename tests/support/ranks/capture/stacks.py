@@ -1,5 +1,3 @@
-"""Rank that issues collectives from known lines; run as a module with MODE DIRECTORY."""
-
 from __future__ import annotations
 
 import sys
@@ -15,25 +13,21 @@ import commprof
 
 
 def one_line() -> None:
-    """Issues two collectives on one line."""
     for _ in range(2):
         dist.all_reduce(torch.ones(4))
 
 
 def another() -> None:
-    """Calls one_line, so that the stack differs."""
     one_line()
 
 
 def in_a_thread() -> None:
-    """Issues on another thread, which has its own frames."""
     thread = threading.Thread(target=one_line)
     thread.start()
     thread.join()
 
 
 def main() -> None:
-    """Runs each function in one step."""
     dist.init_process_group("gloo")
     ddp = DistributedDataParallel(nn.Linear(4, 4))
     loss = ddp(torch.ones(2, 4)).sum()

@@ -1,9 +1,6 @@
-"""Runs one of PyTorch's own DDP tests: NAME, or --list for their names.
+"""Runs one of PyTorch's own DDP tests by its NAME; ``--list`` prints the names.
 
-Needs BACKEND, WORLD_SIZE and TEMP_DIR in the environment, as PyTorch's own runner sets them; names
-of tests over RPC begin with a class, and these tests choose the world size. With
-COMMPROF_TEST_TRACES capture runs in every rank and is attached to every DDP model. The ranks are
-forked from a server that has imported torch once.
+PyTorch's tests need BACKEND, WORLD_SIZE and TEMP_DIR in the environment.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ _DDP = re.compile(r"DistributedDataParallel|[._ (]ddp|_test_ddp|_test_DDP", re.I
 
 
 class _Ranks:
-    """Starts the ranks. As the first base class it overrides the start in all other ones."""
+    """Must be the first base class, to replace the start of ranks in the other base classes."""
 
     def setUp(self) -> None:
         super().setUp()  # type: ignore[misc]
@@ -54,11 +51,11 @@ class _Ranks:
 class DdpTest(
     _Ranks, distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase
 ):
-    """Tests as ``test_distributed_spawn.py`` of the PyTorch repository defines them."""
+    """PyTorch's ``test_distributed_spawn.py`` has this class without ``_Ranks``."""
 
 
 CLASSES: dict[str, type[unittest.TestCase]] = {}
-"""Tests over RPC, as torch's ``test_tensorpipe_agent.py`` defines them; empty without RPC."""
+"""Tests over RPC; PyTorch's ``test_tensorpipe_agent.py`` has these classes without ``_Ranks``."""
 
 if rpc.is_available():
     from torch.testing._internal.distributed import ddp_under_dist_autograd_test
@@ -96,7 +93,6 @@ def _attach_everywhere(directory: str) -> None:
 
 
 def names() -> list[str]:
-    """Returns the names of tests that concern DDP, by name or body."""
     found = _names_in(DdpTest)
     for name, tests in CLASSES.items():
         found += [f"{name}.{test}" for test in _names_in(tests)]
@@ -112,13 +108,11 @@ def _names_in(tests: type) -> list[str]:
 
 
 def case_of(name: str) -> unittest.TestCase:
-    """Returns the test of a name that :func:`names` returns."""
     tests, _, test = name.rpartition(".")
     return CLASSES[tests](test) if tests else DdpTest(test)
 
 
 def main() -> None:
-    """Runs the test; prints "passed", "failed" or "skipped" last."""
     if sys.argv[1] == "--list":
         print("\n".join(names()))
         return

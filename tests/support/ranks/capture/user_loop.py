@@ -1,5 +1,3 @@
-"""A user's training script, with the four lines of the README added."""
-
 from __future__ import annotations
 
 import sys
@@ -17,8 +15,6 @@ DATA_MS, LOSS_MS = 4, 3
 
 
 class SlowDataset(Dataset[torch.Tensor]):
-    """Data set of one sample per batch; reading a sample takes a known time."""
-
     def __len__(self) -> int:
         return 12
 
@@ -28,7 +24,6 @@ class SlowDataset(Dataset[torch.Tensor]):
 
 
 def main() -> None:
-    """Trains for one epoch."""
     dist.init_process_group("gloo")
     ddp = DistributedDataParallel(nn.Sequential(nn.Linear(64, 512), nn.Linear(512, 8)))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
@@ -37,7 +32,7 @@ def main() -> None:
         for inputs in DataLoader(SlowDataset()):
             optimizer.zero_grad()
             loss = ddp(inputs).square().mean()
-            time.sleep(LOSS_MS / 1e3)  # outside of all phases
+            time.sleep(LOSS_MS / 1e3)  # no phase includes this time
             loss.backward()
             optimizer.step()
             prof.step()

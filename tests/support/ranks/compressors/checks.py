@@ -1,9 +1,3 @@
-"""Rank that tests what compressors promise; an assertion that fails ends the rank.
-
-Run as a module with the launcher's environment set; the arguments are a directory and the names
-of the checks.
-"""
-
 from __future__ import annotations
 
 import copy
@@ -39,20 +33,18 @@ TIMEOUT_S = 8
 def make(
     layers: int = 4, dtype: torch.dtype = torch.float32, **options: bool
 ) -> DistributedDataParallel:
-    """Returns a model of equal layers of 66 KB, a bucket each."""
+    """Each layer has 66 KB, and a bucket of its own."""
     torch.manual_seed(3)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, dtype=dtype) for _ in range(layers)))
     return DistributedDataParallel(model, bucket_cap_mb=0.07, **options)
 
 
 def batch(step: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Returns a batch that differs between ranks and steps."""
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
     return torch.randn(8, WIDTH, generator=generator).to(dtype)
 
 
 def train(ddp: nn.Module, steps: range, dtype: torch.dtype = torch.float32) -> None:
-    """Trains with plain SGD."""
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     for step in steps:
         optimizer.zero_grad()
@@ -61,7 +53,6 @@ def train(ddp: nn.Module, steps: range, dtype: torch.dtype = torch.float32) -> N
 
 
 def same_on_all_ranks(ddp: nn.Module) -> None:
-    """Asserts that parameters and gradients are bit-identical on all ranks."""
     found: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(found, gradients_digest(ddp))
     assert len(set(found)) == 1, found
@@ -69,7 +60,6 @@ def same_on_all_ranks(ddp: nn.Module) -> None:
 
 @contextmanager
 def attached(ddp: DistributedDataParallel, compressor: compressors.Compressor) -> Iterator[None]:
-    """Attaches a compressor, and ends its thread afterwards."""
     attachment = commprof.attach(ddp, hook=compressor)
     try:
         yield
@@ -78,14 +68,13 @@ def attached(ddp: DistributedDataParallel, compressor: compressors.Compressor) -
 
 
 def raises(message: str, call: Callable[[], object], error: type = CommprofError) -> str:
-    """Asserts that ``call()`` fails with the message; returns the whole message."""
     with pytest.raises(error, match=re.escape(message)) as caught:
         call()
     return str(caught.value)
 
 
 def many_buckets(directory: Path) -> None:
-    """48 buckets are in flight at once, more than gloo has threads."""
+    """More buckets are in flight than gloo has threads."""
     ddp = make(layers=48)
     with attached(ddp, compressors.topk(0.05)):
         train(ddp, range(4))
@@ -93,7 +82,6 @@ def many_buckets(directory: Path) -> None:
 
 
 def not_finite(directory: Path) -> None:
-    """One rank's NaN reaches all ranks; the scaler skips the step and training continues."""
     ddp = make()
     compressor = compressors.topk(0.05)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
@@ -121,7 +109,6 @@ def not_finite(directory: Path) -> None:
 
 
 def other_types_pass(directory: Path) -> None:
-    """fp64 is sent by DDP's own all-reduce, with one warning."""
     plain, ddp = make(dtype=torch.float64), make(dtype=torch.float64)
     with attached(ddp, compressors.int8()), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -135,7 +122,6 @@ def other_types_pass(directory: Path) -> None:
 
 
 def disagreement_is_told(directory: Path) -> None:
-    """Different schemes, options or models on the ranks are refused on all of them."""
     rank = dist.get_rank()
     mine, theirs = ("topk:ratio=0.1", "int8") if rank == 0 else ("int8", "topk:ratio=0.1")
     text = raises(
@@ -146,7 +132,6 @@ def disagreement_is_told(directory: Path) -> None:
 
 
 def headers_disagree(directory: Path) -> None:
-    """If ranks' states come to differ after some steps, the next bucket fails on all ranks."""
     ddp, compressor = make(), compressors.int8()
     attachment = commprof.attach(ddp, hook=compressor)
     train(ddp, range(2))
@@ -162,10 +147,7 @@ def headers_disagree(directory: Path) -> None:
 
 
 def state_continues(directory: Path) -> None:
-    """State saved and loaded in the middle, through a file, gives the bits of a single run.
-
-    The buckets are such that DDP does not regroup them after a model's first pass.
-    """
+    # With ``find_unused_parameters``, DDP does not regroup the buckets after the first pass.
     fixed = {"find_unused_parameters": True}
     for text in ("topk:ratio=0.05", "powersgd:rank=2", "int4"):
         whole = make(**fixed)
@@ -189,7 +171,6 @@ def state_continues(directory: Path) -> None:
 
 
 def states_merge(directory: Path) -> None:
-    """Merged states of all ranks can be loaded by jobs of other sizes; one rank's state cannot."""
     compressor = compressors.powersgd(2)
     with attached(ddp := make(), compressor):
         train(ddp, range(3))
@@ -210,7 +191,6 @@ def states_merge(directory: Path) -> None:
 
 
 def traced(directory: Path) -> None:
-    """The trace has spans, bytes and quality of each bucket; a step's parts still add up."""
     ddp = make()
     with commprof.profile(directory) as profiler:
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
@@ -233,7 +213,6 @@ def traced(directory: Path) -> None:
 
 
 def restarts(directory: Path) -> None:
-    """Compressors can follow each other in one model; a stopped compressor raises an error."""
     ddp = make()
     attachment = commprof.attach(ddp, hook=compressors.fp16())
     train(ddp, range(2))
@@ -246,7 +225,7 @@ def restarts(directory: Path) -> None:
     unfit = compressors.fp16()
     unfit.load_state_dict({**first_state, "world_size": 7})
     raises("has world_size", lambda: attachment.set_hook(unfit))
-    train(ddp, range(4, 5))  # with DDP's own mean
+    train(ddp, range(4, 5))
     attachment.set_hook(None)
     train(ddp, range(5, 6))
     attachment.set_hook(first)
@@ -256,7 +235,7 @@ def restarts(directory: Path) -> None:
     assert attachment.compressor is None
     raises("is not attached to a model", first.state_dict)
     attachment._shared.way = way  # type: ignore[method-assign]
-    train(ddp, range(8, 9))  # with DDP's own mean
+    train(ddp, range(8, 9))
     attachment.set_hook(first)
     raises("is attached to another model", lambda: commprof.attach(make(), hook=first))
     attachment.remove()
@@ -268,7 +247,6 @@ def _no_way(compressor: compressors.Compressor) -> Any:
 
 
 def torch_operations(directory: Path) -> None:
-    """The torch operations for GPUs work on CPU tensors."""
     from commprof.tune.compressors.torch_ops import TorchOps
 
     for text in ("fp16", "bf16", "int8", "topk:ratio=0.05", "int8:feedback=1"):
@@ -289,7 +267,6 @@ def torch_operations(directory: Path) -> None:
 
 
 def without_the_module(directory: Path) -> None:
-    """Torch operations replace the module; the error of a missing scheme lists the others."""
     assert _native.native is None
     ddp, compressor = make(), compressors.topk(0.05)
     with attached(ddp, compressor):
@@ -305,7 +282,6 @@ def without_the_module(directory: Path) -> None:
 
 
 def main() -> None:
-    """Runs the checks that are named."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     for name in sys.argv[2:]:

@@ -1,9 +1,3 @@
-"""Rank that tests the connections of compressors; an assertion that fails ends the rank.
-
-Run as a module with the launcher's environment set; the arguments are a directory and the names
-of the checks.
-"""
-
 from __future__ import annotations
 
 import atexit
@@ -39,15 +33,11 @@ TIMEOUT_S = 4
 
 
 def connected(attachment: commprof.Attachment) -> bool:
-    """True if the ranks have connections of their own."""
     return any(c._mesh is not None for c in attachment._shared._connections.values())
 
 
 def trained(directory: Path) -> bool:
-    """Records two steps with int8; returns True if they used the ranks' own connections.
-
-    The trace has the messages in both cases, as part of their backward pass.
-    """
+    """Trains two steps with int8; returns True if the ranks used connections of their own."""
     ddp = make()
     with commprof.profile(directory):
         attachment = commprof.attach(ddp, hook=compressors.int8())
@@ -59,7 +49,7 @@ def trained(directory: Path) -> bool:
     table = columns.collectives(trace)
     group = max(g.id for g in trace.groups.values() if g.description == "commprof_compressor")
     world = dist.get_world_size()
-    # A header from every rank, and all data in one phase or in two.
+    # Ranks exchange headers, and then data: two ranks in one phase, more ranks in two phases.
     expected = len(columns.buckets(trace)) * (world - 1) * (2 if world == 2 else 3)
     for name, sizes in (("send", table.bytes_in), ("recv", table.bytes_out)):
         mine = (table.group == group) & (table.op == trace.metadata["ops"].index(name))
@@ -74,12 +64,10 @@ def trained(directory: Path) -> bool:
 
 
 def own_connections(directory: Path) -> None:
-    """Ranks use their own connections by default."""
     assert trained(directory)
 
 
 def off_on_one_rank(directory: Path) -> None:
-    """If one rank switches own connections off, all ranks use the group, without a message."""
     if dist.get_rank() == 1:
         os.environ[variables.SOCKETS] = "off"
     with warnings.catch_warnings():
@@ -89,7 +77,7 @@ def off_on_one_rank(directory: Path) -> None:
 
 
 def switched_to_nonsense(directory: Path) -> None:
-    """A wrong value on one rank makes rank 0 warn; an error would leave the other ranks waiting."""
+    """A wrong value causes a warning, because an error would leave the other ranks waiting."""
     if dist.get_rank() == 1:
         os.environ[variables.SOCKETS] = "maybe"
     with warnings.catch_warnings(record=True) as caught:
@@ -103,12 +91,11 @@ def switched_to_nonsense(directory: Path) -> None:
 
 
 def no_way_to_one_rank(directory: Path) -> None:
-    """If one rank cannot be reached, all ranks use the group, and rank 0 prints the reason."""
     original, patience = groups.own_address, groups._PATIENCE_S
     groups._PATIENCE_S = 0.5
     for address in ("192.0.2.1", "127.0.0.77"):
         if dist.get_rank() == 1:
-            # First an address of another host, then one of this host where nothing listens.
+            # 192.0.2.1 is reserved for documentation, and nothing listens at 127.0.0.77.
             groups.own_address = lambda _, address=address: address
             if address == "127.0.0.77":
                 groups._native.tune.Listener.endpoint = property(
@@ -124,13 +111,12 @@ def no_way_to_one_rank(directory: Path) -> None:
 
 
 def garbage_while_connecting(directory: Path) -> None:
-    """Strangers connect to every rank, before and while its peers connect."""
     original, over = groups.Connections._everybodys, threading.Event()
     strangers: list[threading.Thread] = []
 
     def told(self: Any, own: Any) -> list[Any]:
         words = own.split() if isinstance(own, str) else []
-        if len(words) == 3:  # an endpoint
+        if len(words) == 3:  # an endpoint has an address, a port and a token
             where = words[0], int(words[1])
             strangers.append(threading.Thread(target=_strangers, args=(where, over), daemon=True))
             strangers[-1].start()
@@ -140,7 +126,7 @@ def garbage_while_connecting(directory: Path) -> None:
     groups.Connections._everybodys = told
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert trained(directory)  # over the ranks' own connections, with the right sums
+        assert trained(directory)
     over.set()
     assert strangers
     for stranger in strangers:
@@ -149,7 +135,6 @@ def garbage_while_connecting(directory: Path) -> None:
 
 
 def _strangers(where: tuple[str, int], over: threading.Event) -> None:
-    """Connects to a listener, sends invalid data, and stays connected or disconnects."""
     sayings = (b"", b"GET / HTTP/1.1\r\n\r\n", b"commprof" + b"\1\0\0\0" + b"f" * 36, b"\0" * 4096)
     held: list[socket.socket] = []
     for number in range(1 << 30):
@@ -159,12 +144,12 @@ def _strangers(where: tuple[str, int], over: threading.Event) -> None:
             stranger = socket.create_connection(where, 0.2)
             stranger.sendall(sayings[number % len(sayings)])
         except OSError:
-            time.sleep(0.01)  # the listener has ended
+            time.sleep(0.01)
             continue
         held.append(stranger)
         if number % 3:
             held.pop().close()
-        if len(held) > 100:  # more than a listener's backlog
+        if len(held) > 100:  # a listener's backlog is shorter
             held.pop(0).close()
         time.sleep(0.001)
     for stranger in held:
@@ -173,7 +158,6 @@ def _strangers(where: tuple[str, int], over: threading.Event) -> None:
 
 
 def again_after_an_error(directory: Path) -> None:
-    """Connections that failed are not used again: the next compressor gets new connections."""
     ddp, compressor = make(), compressors.int8()
     attachment = commprof.attach(ddp, hook=compressor)
     train(ddp, range(1))
@@ -194,7 +178,6 @@ def again_after_an_error(directory: Path) -> None:
 
 
 def one_stands_still(directory: Path) -> None:
-    """A rank that waits for a stopped rank raises after the group's timeout, and names the rank."""
     ddp = make()
     with attached(ddp, compressors.int8()):
         train(ddp, range(2))
@@ -215,7 +198,6 @@ def one_stands_still(directory: Path) -> None:
 
 
 def stopped_while_it_waits(directory: Path) -> None:
-    """If a compressor is stopped while it waits for a rank, its wait and backward end."""
     ddp, compressor = make(), compressors.int8()
     with attached(ddp, compressor):
         train(ddp, range(2))
@@ -234,7 +216,6 @@ def stopped_while_it_waits(directory: Path) -> None:
 
 
 def forked_child_ends(directory: Path) -> None:
-    """A forked child ends with all exit handlers; the parent's connections stay."""
     ddp = make()
     attachment = commprof.attach(ddp, hook=compressors.int8())
     train(ddp, range(2))
@@ -245,7 +226,7 @@ def forked_child_ends(directory: Path) -> None:
                 if says_so:
                     attachment.set_hook(None)
                 atexit._run_exitfuncs()
-                os._exit(0)  # torch cannot destroy its groups in this state
+                os._exit(0)  # torch cannot destroy its groups in a forked child
             finally:
                 os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
@@ -255,7 +236,6 @@ def forked_child_ends(directory: Path) -> None:
 
 
 def main() -> None:
-    """Runs the checks that are named."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     for name in sys.argv[2:]:

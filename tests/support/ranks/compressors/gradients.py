@@ -1,8 +1,3 @@
-"""Rank that trains with gradients of unusual kinds; an assertion that fails ends the rank.
-
-Run as a module with the launcher's environment set.
-"""
-
 from __future__ import annotations
 
 import copy
@@ -19,8 +14,6 @@ from tests.support.ranks.compressors.checks import TIMEOUT_S, WIDTH, attached, b
 
 
 def sparse_gradients_pass() -> None:
-    """An embedding's sparse gradients are sent by DDP's own all-reduce, with one warning."""
-
     def made() -> DistributedDataParallel:
         torch.manual_seed(3)
         return DistributedDataParallel(nn.EmbeddingBag(50, 8, sparse=True))
@@ -43,7 +36,7 @@ def sparse_gradients_pass() -> None:
 
 
 def residuals_of_unused_wait() -> None:
-    """DDP drops the mean of a parameter that no rank used, so its residual must not be sent."""
+    """DDP drops the mean of a parameter that no rank used, so the residual must not be sent."""
     torch.manual_seed(3)
     model = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
 
@@ -91,7 +84,6 @@ def _residual(compressor: compressors.Compressor, name: str) -> torch.Tensor:
 
 
 def main() -> None:
-    """Runs all tests."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     sparse_gradients_pass()

@@ -1,7 +1,4 @@
-"""One of two ranks: rank 1 cannot compress a bucket that rank 0 can, and stays alive.
-
-``python -m tests.support.ranks.compressors.refusal shape|dtype|sparse`` prints the error.
-"""
+"""Prints the error of a bucket that rank 0 can compress and rank 1 cannot."""
 
 from __future__ import annotations
 
@@ -21,30 +18,27 @@ from commprof.tune import compressors
 from tests.support.ranks.compressors.checks import make
 from tests.support.ranks.compressors.victim import failure
 
-#: Seconds that rank 1 stays, unless rank 0 gets the error before.
+#: Rank 1 stays alive for this time, unless rank 0 gets the error before.
 _STAYS_S = 15
 
 
 def _shape() -> str:
-    """Makes the hook of rank 1 throw before the bucket is exchanged."""
     ddp = make()
     commprof.attach(ddp, hook=compressors.int8())
     if dist.get_rank() == 1:
-        # The shape of a parameter changes while its bucket fills; the bucket's memory does not.
+        # The parameter's shape changes while its bucket fills, but not the bucket's memory.
         *_, weight, bias = ddp.parameters()
         weight.register_hook(lambda _: setattr(bias, "data", torch.zeros(3)))
     return failure(ddp, 0)
 
 
 def _dtype() -> str:
-    """Gives rank 1 gradients that would be sent uncompressed."""
     return _attached(
         make(dtype=torch.bfloat16 if dist.get_rank() else torch.float32, init_sync=False)
     )
 
 
 def _sparse() -> str:
-    """Gives only rank 1 sparse gradients, which are sent with indices."""
     layer = nn.Embedding(50, 8, sparse=dist.get_rank() == 1)
     return _attached(DistributedDataParallel(layer))
 
@@ -58,7 +52,6 @@ def _attached(ddp: DistributedDataParallel) -> str:
 
 
 def main() -> None:
-    """Rank 0 prints the time of the error."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     store = dist.distributed_c10d._get_default_store()

@@ -1,8 +1,3 @@
-"""Rank that trains a small model with every compressor and prints digests of the results.
-
-Run as a module with the launcher's environment set. Prints one JSON object: {case: digest}.
-"""
-
 from __future__ import annotations
 
 import json
@@ -22,12 +17,11 @@ SCHEMES = (
     *("none", "fp16", "bf16", "int8", "int4"),
     *("topk:ratio=0.05", "powersgd:rank=2", "topk:ratio=0.05,start_step=2"),
 )
-#: Settings for all ways in which DDP fills its buckets.
+#: These schemes are tried with every setting of DDP.
 EVERYWHERE = ("none", "int8", "topk:ratio=0.05")
 
 
 def cases() -> list[tuple[str, str]]:
-    """Yields scheme and setting; the scheme "plain" is DDP without a hook."""
     found = [("plain", setting) for setting in SETTINGS]
     found += [(scheme, setting) for scheme in EVERYWHERE for setting in SETTINGS]
     found += [(scheme, "defaults") for scheme in SCHEMES if scheme not in EVERYWHERE]
@@ -35,7 +29,6 @@ def cases() -> list[tuple[str, str]]:
 
 
 def train(scheme: str, setting: str) -> str:
-    """Trains with one layer frozen and returns a digest of all gradients and parameters."""
     torch.manual_seed(1)
     model = Model()
     model.layers[2].requires_grad_(False)
@@ -55,17 +48,16 @@ def train(scheme: str, setting: str) -> str:
                 optimizer.zero_grad()
     found = gradients_digest(ddp)
     if scheme != "plain":
-        ddp._commprof_attachment.attachment.set_hook(None)  # ends the thread
+        ddp._commprof_attachment.attachment.set_hook(None)  # ends the compressor's thread
     return found
 
 
 def gradients_digest(ddp: nn.Module) -> str:
-    """Returns a digest without the running statistics of BatchNorm, which differ between ranks."""
+    """Leaves out the running statistics of BatchNorm, which differ between ranks."""
     return digest(nn.ParameterList(ddp.parameters()))
 
 
 def main() -> None:
-    """Trains all cases."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     print(

@@ -1,8 +1,3 @@
-"""Rank of a job whose last rank dies in the middle of a backward pass.
-
-The other ranks print the errors of two backward passes: the one during the death, and the next.
-"""
-
 from __future__ import annotations
 
 import json
@@ -20,7 +15,6 @@ EXIT_CODE = 9
 
 
 def failure(ddp: torch.nn.Module, step: int) -> str:
-    """Returns the error that a backward pass raises."""
     try:
         ddp(batch(step)).square().mean().backward()
     except RuntimeError as error:
@@ -29,7 +23,6 @@ def failure(ddp: torch.nn.Module, step: int) -> str:
 
 
 def main() -> None:
-    """Runs two steps that succeed and one that fails."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     ddp = make()

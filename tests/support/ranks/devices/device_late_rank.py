@@ -1,8 +1,3 @@
-"""One of two ranks on devices without hardware, always-on; the device of rank 1 is late.
-
-Usage: device_late_rank.py DIRECTORY. Writes the truth that the rank's device knows to truth_N.json.
-"""
-
 from __future__ import annotations
 
 import json
@@ -20,11 +15,8 @@ from tests.support import fake_device
 
 MS = 1e6
 STEPS = 40
-#: By how many ms the late device is late in each phase: more than half of it in one phase, because
-#: otherwise no phase explains it and no rank is named.
+#: One phase must have more than half of the delay: otherwise no rank is named.
 LATE_MS = {"forward": 15.0, "backward": 9.0}
-#: Collectives per step: one with ``wait()``, one in the compute stream, and one that a gradient's
-#: hook issues, as DDP does. One more comes before the first step.
 PER_STEP = 3
 
 
@@ -46,7 +38,7 @@ def train(device: Any, profiler: Any, late: bool) -> None:
             device.compute((1 + late * LATE_MS["backward"]) * MS)
             weight.sum().backward()
         profiler.step()
-        time.sleep(0.04)  # the host runs ahead of its device by at most a step
+        time.sleep(0.04)  # with this pause, the host is at most one step ahead of its device
 
 
 def main(directory: Path) -> None:

@@ -1,8 +1,3 @@
-"""One process on the device without hardware, in cases in which a profiler could do harm or err.
-
-Usage: device_limits_script.py DIRECTORY SCENARIO. Writes the trace and the device's truth.
-"""
-
 from __future__ import annotations
 
 import json
@@ -24,10 +19,6 @@ HELD_UP_MS = 600
 
 
 def many_groups(device: Any) -> None:
-    """All groups of a job communicate; the first group's collective is delayed, then compute runs.
-
-    No stream waits, as with overlapped sharding.
-    """
     tensor = device.tensor(1000)
     groups = [dist.new_group([0]) for _ in range(GROUPS)]
     works = []
@@ -43,14 +34,13 @@ def many_groups(device: Any) -> None:
 
 
 def barrier(device: Any, index: int) -> None:
-    """As dist.barrier(device_ids=[index]), which would need a tensor of an empty storage."""
+    """Does what ``dist.barrier`` does, which would need a tensor with an empty storage."""
     group = dist.group.WORLD
     assert group is not None
     torch.ops.c10d.barrier(device.tensor(1, index), group.boxed(), [index])
 
 
 def another_device(device: Any) -> None:
-    """A rank works on device 1 without making it the current device."""
     tensor = device.tensor(1000, 1)
     device.collectives_take(0.2 * MS)
     barrier(device, 1)
@@ -61,7 +51,6 @@ def another_device(device: Any) -> None:
 
 
 def late_device(device: Any) -> None:
-    """A barrier comes before the rank chooses device 1; device 0 is busy for long."""
     device.collectives_take(0.2 * MS)
     barrier(device, 0)
     device.compute(HELD_UP_MS * MS)
@@ -72,7 +61,6 @@ def late_device(device: Any) -> None:
 
 
 def another_capture(device: Any) -> None:
-    """A thread captures a graph while other threads communicate."""
     tensor = device.tensor(1000)
     device.collectives_take(0.2 * MS)
     dist.all_reduce(tensor, async_op=True).wait()

@@ -1,8 +1,3 @@
-"""One process with steps of known lengths on the device without hardware, under capture.
-
-Usage: device_script.py DIRECTORY. Writes the trace and the device's truth to DIRECTORY.
-"""
-
 from __future__ import annotations
 
 import json
@@ -20,11 +15,11 @@ from tests.support import fake_device
 
 MS = 1e6
 STEPS = 4
-STREAM = 0  # the compute stream
+STREAM = 0
 
 
 def bucket(device: Any, tensor: torch.Tensor, copying_ns: float) -> Any:
-    """Hook that acts as DDP: issues in backward, waits and copies in the finalisation."""
+    """Acts as DDP does: issues in the backward pass, then waits and copies at its end."""
 
     def finalize(work: Any) -> None:
         work.get_future().wait()
@@ -38,7 +33,6 @@ def bucket(device: Any, tensor: torch.Tensor, copying_ns: float) -> Any:
 
 
 def train(device: Any, profiler: Any, tensor: torch.Tensor) -> None:
-    """Runs steps with each way to wait; their exposed times follow from the figures."""
     weight = torch.ones(1, requires_grad=True)
     weight.register_hook(bucket(device, tensor, 1.5 * MS))
     for _ in range(STEPS):
@@ -52,16 +46,15 @@ def train(device: Any, profiler: Any, tensor: torch.Tensor) -> None:
             device.collectives_take(6 * MS)
             exposed = dist.all_reduce(tensor, async_op=True)
             device.compute(2 * MS)
-            exposed.wait()  # for 4 ms
+            exposed.wait()  # waits 4 ms
             device.collectives_take(2 * MS)
-            dist.all_reduce(tensor)  # in the stream itself: 2 ms
+            dist.all_reduce(tensor)  # takes 2 ms in the compute stream
             device.collectives_take(5 * MS)
-            weight.sum().backward()  # the finalisation waits 5 ms and copies 1.5
+            weight.sum().backward()  # waits 5 ms, then copies for 1.5 ms
         profiler.step()
 
 
 def wait_otherwise(device: Any, tensor: torch.Tensor) -> None:
-    """Calls the other functions that make the stream wait; each exposes its collective's time."""
     device.collectives_take(4 * MS)
     dist.all_reduce(tensor, async_op=True).synchronize()
     device.collectives_take(5 * MS)
@@ -72,14 +65,13 @@ def main(directory: Path) -> None:
     device = fake_device.load()
     dist.Backend.register_backend("fakedevice", device.backend, devices=["privateuseone"])
     dist.init_process_group("fakedevice", store=dist.HashStore(), rank=0, world_size=1)
-    if hasattr(device, "hear_completions"):  # torch 2.15 and newer
+    if hasattr(device, "hear_completions"):
         device.hear_completions(dist.group.WORLD)
     tensor = device.tensor(1000)
-    # A first backward before the recording, because it takes longer than the stalls to be found.
+    # A process's first backward pass takes longer than the stalls that the test looks for.
     torch.ones(1, requires_grad=True).sum().backward()
     with commprof.profile(directory) as profiler:
-        # Capture learns of the device by this call, and marks its end only then: so the call is
-        # long.
+        # This call shows the device to capture; the collective is long so that its end is marked.
         device.collectives_take(20 * MS)
         dist.all_reduce(tensor)
         profiler.step()

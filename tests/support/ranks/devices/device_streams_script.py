@@ -1,10 +1,3 @@
-"""One process on the device without hardware, with streams and coalesced calls, under capture.
-
-Streams are used as by FSDP2, coalesced calls as by NCCL.
-
-Usage: device_streams_script.py DIRECTORY. Writes the trace and the device's truth to DIRECTORY.
-"""
-
 from __future__ import annotations
 
 import json
@@ -21,7 +14,7 @@ import commprof
 from commprof.capture.patches.waits import StreamWaits
 from tests.support import fake_device
 
-UNIT_NS = 10e6  # longer than a busy machine delays the process between two calls
+UNIT_NS = 10e6  # two calls are less than one unit apart, even on a busy machine
 COMPUTING, SIDE = 0, 5
 
 device: Any = None
@@ -29,8 +22,6 @@ device: Any = None
 
 @dataclass(frozen=True)
 class Stream:
-    """Stream with the interface of torch.cuda.Stream."""
-
     stream_id: int
     device_index: int = 0
 
@@ -39,8 +30,6 @@ SIDE_STREAM = Stream(SIDE)
 
 
 class Event:
-    """Event with the interface of torch.cuda.Event; its methods are Python functions, as there."""
-
     def __init__(self) -> None:
         self.at_ns = 0.0
 
@@ -57,7 +46,6 @@ def _on(stream: Stream | None) -> int:
 
 
 def on_side(work: Any, put_on: Stream | None = SIDE_STREAM) -> Event:
-    """Runs a function on the other stream; returns an event after it."""
     device.use_stream(SIDE)
     work()
     event = Event()
@@ -67,36 +55,28 @@ def on_side(work: Any, put_on: Stream | None = SIDE_STREAM) -> Event:
 
 
 def gather(tensor: torch.Tensor, put_on: Stream | None = SIDE_STREAM) -> Event:
-    """Gathers as FSDP2 does, in a separate stream."""
     return on_side(lambda: dist.all_reduce(tensor), put_on)
 
 
 def wait_for_events(tensor: torch.Tensor) -> None:
-    """Makes the compute stream wait for several events, in turn.
-
-    It waits 4 units of time for a gather that has run for 2, 3 units for compute without
-    communication, 5 units for a gather, not at all for an event of another device, and 12 units for
-    a gather of 7 units, which runs after one of 5.
-    """
     device.collectives_take(6 * UNIT_NS)
     event = gather(tensor)
     device.compute(2 * UNIT_NS)
     event.wait(Stream(COMPUTING))
-    event.wait()  # the event has passed by now
-    on_side(lambda: device.compute(3 * UNIT_NS)).wait()  # a copied batch, without communication
+    event.wait()
+    on_side(lambda: device.compute(3 * UNIT_NS)).wait()
     device.collectives_take(5 * UNIT_NS)
     gather(tensor).wait()
-    gather(tensor, put_on=Stream(SIDE, device_index=1)).wait()  # records no event
+    gather(tensor, put_on=Stream(SIDE, device_index=1)).wait()
     device.collectives_take(7 * UNIT_NS)
-    gather(tensor, put_on=None).wait()  # records the event on the current stream
+    gather(tensor, put_on=None).wait()
     other = gather(tensor)
     device.use_stream(7)
-    other.wait(Stream(7))  # not the compute stream
+    other.wait(Stream(7))
     device.use_stream(COMPUTING)
 
 
 def coalesce(tensor: torch.Tensor) -> None:
-    """Sends two messages as one launch, without and with a future; then a batch that fails."""
     group, at = dist.group.WORLD, torch.device("privateuseone", 0)
     assert group is not None
     device.collectives_take(4 * UNIT_NS)
@@ -128,7 +108,7 @@ def main(directory: Path) -> None:
     waits = StreamWaits()
     with commprof.profile(directory) as profiler:
         waits.install(Event)
-        dist.all_reduce(tensor)  # capture knows the device from now on
+        dist.all_reduce(tensor)  # capture knows the device from its first collective on
         profiler.step()
         wait_for_events(tensor)
         profiler.step()
@@ -136,7 +116,7 @@ def main(directory: Path) -> None:
         profiler.step()
         waits.remove()
         ahead_ns = max(device.reached(stream) for stream in (COMPUTING, SIDE, 7)) - device.now()
-        time.sleep(ahead_ns / 1e9 + 0.2)  # until the device is done
+        time.sleep(ahead_ns / 1e9 + 0.2)
     truth = {
         "stalls": [[device.to_host(t) for t in pair] for pair in device.stalls(COMPUTING)],
         "collectives": [[device.to_host(t) for t in one] for one in device.collectives()],

@@ -1,5 +1,5 @@
-// A c10d backend of one rank with Works like those of backends outside torch:
-// without a future, and of a class that Python knows by its own name.
+// A c10d backend of one rank, which stands for a backend outside torch: Python
+// sees its Works as a class of their own, ForeignWork.
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr auto kTakes = std::chrono::milliseconds(100);
 
-// Behaviour of getFuture().
+// What getFuture() does: "complete", "null" or "refused".
 std::string& futures() {
   static std::string how = "complete";
   return how;

@@ -1,5 +1,3 @@
-"""Records collectives of a backend outside torch; prints the results as JSON."""
-
 from __future__ import annotations
 
 import json
@@ -15,12 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 import commprof
 from tests.support.machines import extensions
 
-#: Behaviour of the Works' ``getFuture``.
 FUTURES = ("complete", "null", "refused")
 
 
 def _attributes(work: Any) -> dict[str, Any]:
-    """Returns attributes that the Work's subclass adds; ``missing``: error of an unknown one."""
     try:
         missing = str(work.no_such_attribute)
     except AttributeError as error:
@@ -34,7 +30,6 @@ def _attributes(work: Any) -> dict[str, Any]:
 
 
 def _ddp_step(hook: bool) -> str:
-    """Returns the first line of the error of a DDP step; empty if the step succeeds."""
     model = DistributedDataParallel(nn.Linear(4, 2))
     if hook:
         commprof.attach(model)

@@ -1,8 +1,3 @@
-"""One rank of NCCL on one GPU: DDP steps, a long wait, a graph. Writes the true times.
-
-Usage: gpu_script.py DIRECTORY [--plain]. With ``--plain`` nothing is captured.
-"""
-
 from __future__ import annotations
 
 import contextlib
@@ -20,12 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 import commprof
 
 STEPS = 12
-#: Cycles of a kernel that spins for some 10 ms.
+#: A kernel spins for 20 million cycles of the GPU, which take about 10 ms.
 SPIN = 20_000_000
 
 
 def train(profiler: Any) -> tuple[dict[int, float], list[float], str]:
-    """Returns times of steps and multiplications by CUDA events, and a hash of the weights."""
     torch.manual_seed(0)
     torch.backends.cudnn.deterministic = True
     model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8))).cuda()
@@ -49,7 +43,7 @@ def train(profiler: Any) -> tuple[dict[int, float], list[float], str]:
         marks[-1].record()
         compute.append((begin, end))
     torch.cuda.synchronize()
-    # The first iteration ends step 1: step 0 was before training.
+    # Step 0 ended before training, so the iteration with index i is step i + 1.
     steps = {i + 2: marks[i].elapsed_time(marks[i + 1]) for i in range(STEPS - 1)}
     weights = hashlib.sha256(
         b"".join(p.detach().cpu().numpy().tobytes() for p in model.parameters())
@@ -58,7 +52,6 @@ def train(profiler: Any) -> tuple[dict[int, float], list[float], str]:
 
 
 def long_wait() -> float:
-    """Issues a collective after a long kernel of another stream; returns its duration in ms."""
     tensor = torch.ones(1000, device="cuda")
     side = torch.cuda.Stream()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -74,7 +67,6 @@ def long_wait() -> float:
 
 
 def graph() -> tuple[list[float], list[float]]:
-    """Captures a collective in a graph and replays it; returns the result and the expected one."""
     tensor = torch.full((4,), 3.0, device="cuda")
     result = torch.zeros_like(tensor)
     captured = torch.cuda.CUDAGraph()
@@ -100,7 +92,7 @@ def main(directory: Path, plain: bool) -> None:
             profiler.step()
         truth["step_ms"], truth["compute_ms"], truth["weights"] = train(profiler)
         truth["stall_ms"] = long_wait()
-        time.sleep(1.1)  # for another comparison of the clocks
+        time.sleep(1.1)  # capture compares the clocks once more in this time
         dist.all_reduce(torch.ones(1, device="cuda"))
         torch.cuda.synchronize()
         truth["dropped"] = profiler.stats().records_dropped if profiler else 0

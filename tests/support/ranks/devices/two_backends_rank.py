@@ -1,8 +1,6 @@
-"""One of two ranks whose group has a backend for CPUs and one for devices.
+"""In each step, two ranks issue the all-reduces of two backends in opposite orders.
 
-Usage: two_backends_rank.py DIRECTORY MODE. Each step has an all-reduce and a message on the CPU,
-and an all-reduce on the device. In every step one rank issues the CPU's all-reduce first, and the
-other one the device's, as happens where a thread saves a checkpoint during training.
+Such orders occur where a thread saves a checkpoint during training.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import commprof
 from tests.support import fake_device
 
 STEPS = 12
-#: Sizes of the step's all-reduces.
 HOST_BYTES, DEVICE_BYTES = 400, 4000
 
 

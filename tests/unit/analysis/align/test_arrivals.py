@@ -1,5 +1,3 @@
-"""Checks which rank arrives last at each collective, and when that cannot be known."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -80,9 +78,9 @@ def message(rank: Rank, peer: int, seq: int, issue: int, op: str, bytes: int = 8
 def test_messages_are_matched_by_sender_receiver_and_sequence_number() -> None:
     first, second = Rank(0, 3), Rank(1, 3)
     message(first, 1, 0, 10, "send")
-    message(first, 2, 0, 12, "send")  # no rank recorded receiving it
+    message(first, 2, 0, 12, "send")
     message(first, 1, 1, 14, "send")
-    message(first, 1, 0, 16, "recv")  # sequence numbers count per direction
+    message(first, 1, 0, 16, "recv")  # each direction has its own sequence numbers
     message(second, 0, 0, 11, "recv")
     message(second, 0, 1, 13, "recv")
     message(second, 0, 0, 30, "send")
@@ -100,7 +98,7 @@ def test_two_sends_are_not_matched_as_a_message() -> None:
 
 
 def test_a_send_and_a_receive_of_different_size_are_not_matched() -> None:
-    # With tags, messages can be received in another order than they were sent.
+    # With tags, a rank can receive messages in another order than that of the sends.
     first, second = Rank(0, 2), Rank(1, 2)
     for seq, size in enumerate((8, 16, 4)):
         message(first, 1, seq, 10 + seq, "send", size)

@@ -1,5 +1,3 @@
-"""Checks the offset and drift fitted between two clocks against known values."""
-
 from __future__ import annotations
 
 import math
@@ -30,7 +28,7 @@ def ints(*values: int) -> Ints:
 
 
 def fitted(*comparisons: tuple[int, int, int]) -> ClockMap:
-    """Returns the map fitted to comparisons (time, offset, error)."""
+    """Each comparison is (time, offset, error) in ns."""
     return fit(*(ints(*column) for column in zip(*comparisons, strict=True)))
 
 
@@ -38,7 +36,7 @@ def test_offset_is_linear_between_two_comparisons_and_keeps_the_drift_outside() 
     clock = fitted((100 * S, 1000, 10), (110 * S, 2000, 30))
     own = ints(100 * S, 105 * S, 110 * S, 120 * S, 90 * S)
     assert (clock.to_common(own) - own).tolist() == [1000, 1500, 2000, 3000, 0]
-    # Outside the comparisons, the drift of 100 ns/s is known to +-40 ns / 10 s.
+    # Outside of the comparisons, the error grows by (10 + 30) ns in 10 s.
     assert clock.error(own) == pytest.approx([10, 20, 30, 30 + 40, 10 + 40])
     assert clock.wander == 0
 
@@ -51,14 +49,14 @@ def test_one_comparison_gives_a_constant_offset_with_growing_error() -> None:
 
 
 def test_two_comparisons_too_close_in_time_give_zero_drift_with_the_largest_error() -> None:
-    # 2 x 200 us over 0.2 s: the drift is known to 2,000 ppm only, and no clock drifts so much.
+    # Two errors of 200 us, 0.2 s apart, allow a drift of 2,000 ppm; no clock drifts so much.
     clock = fitted((0, 0, 200_000), (S // 5, 100_000, 200_000))
     assert (clock.rate, clock.rate_error) == (0.0, 500e-6)
 
 
 def test_a_known_drift_is_followed_within_the_stated_error() -> None:
     random = np.random.default_rng(1)
-    begin = 10**16  # 115 days of uptime: too large for a float to be exact to the ns
+    begin = 10**16  # 115 days in ns: a float is not exact to 1 ns
     at = begin + np.arange(0, 600, 10) * S
     drift = 20e-6
 
@@ -91,7 +89,6 @@ def test_a_disturbed_comparison_is_left_out() -> None:
 
 
 def test_inaccurate_comparisons_on_a_busy_link_are_ignored_if_better_ones_exist() -> None:
-    # Most comparisons, also the last, are disturbed; two better ones determine the line.
     clock = fitted(
         (0, 0, 12_000),
         (S, 9 * MS, 20 * MS),
@@ -112,7 +109,7 @@ def test_an_inaccurate_comparison_is_used_if_good_ones_are_far_away_in_time() ->
 
 
 def test_a_changing_drift_widens_the_error() -> None:
-    # The drift is 10 us/s, then 30 us/s, each known to +-(100 + 100) ns / 10 s = 0.02 us/s.
+    # The drift is 10 us/s, then 30 us/s; the error of each drift is 200 ns / 10 s = 0.02 us/s.
     offsets = [0, 100_000, 200_000, 500_000, 800_000]
     clock = fitted(*((i * 10 * S, offset, 100) for i, offset in enumerate(offsets)))
     assert clock.wander == pytest.approx(20e-6 - 0.04e-6)
@@ -132,8 +129,7 @@ def test_times_of_ranks_on_the_same_clock_are_unchanged() -> None:
 
 
 def test_the_last_arrival_is_found_across_clocks() -> None:
-    # By rank 0's clock the ranks issue 10, 35, 20 and 200, 130, 190 ms after 1 s; rank 1's clock is
-    # 3 ms ahead, rank 2's 50 ms behind.
+    # The times in ``issues`` are in ms after 1 s on rank 0's clock.
     ranks = [Rank(rank, 3, boot_id=f"host {rank}") for rank in range(3)]
     issues = ((10, 200), (35, 130), (20, 190))
     for rank, shift, times in zip(ranks, (0, 3 * MS, -50 * MS), issues, strict=True):
@@ -152,8 +148,7 @@ def test_the_last_arrival_is_found_across_clocks() -> None:
         assert arrivals.late_rank.tolist() == [1, 0]
         assert arrivals.last_arrival_ns.tolist() == [S + 35 * MS, S + 200 * MS]
         assert table.end_ns.tolist() == [2 * S, 2 * S]
-    # Each has one comparison, at 1 s of rank 0's clock: the error grows by 500 ppm of the 190 ms
-    # up to the last issue of a compared rank.
+    # The comparison is at 1 s. The error grows by 500 ppm until rank 2's last issue, 190 ms later.
     assert clock_error_us(clocks, traces) == pytest.approx(0.1 + 500e-6 * 190e3)
 
 

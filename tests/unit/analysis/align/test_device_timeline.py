@@ -1,5 +1,3 @@
-"""Checks traces on their device's timeline against figures of a small run computed by hand."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -31,10 +29,9 @@ ASYNC = schema.FLAG_DEVICE_ASYNC
 
 
 class DeviceRank(Rank):
-    """Rank whose host runs ahead of its device, with host and device times of each record."""
+    """In each method, ``at`` holds two times on the device, in ns."""
 
     def device_step(self, begin: int, end: int, at: tuple[int, int]) -> None:
-        """Adds a step; `at` holds its begin and end on the device."""
         first = not self.steps
         index = len(self.steps)
         self.step(begin, end)
@@ -47,7 +44,7 @@ class DeviceRank(Rank):
         self._add(Kind.DEVICE_PHASE, at[0], aux=phase, value=at[1], bytes_in=begin)
 
     def device_collective(self, seq: int, issue: int, at: tuple[int, int], **fields: int) -> int:
-        """Adds a collective issued at `issue`; `at` is (ready, complete), 0 if not recorded."""
+        """``at`` is (ready, complete); 0 stands for a time that was not recorded."""
         op_id = self.collective(seq, issue, 0, flags=ASYNC, **fields)
         if at[0]:
             self._add(Kind.DEVICE_READY, at[0], op_id=op_id, bytes_in=issue + 1)
@@ -71,7 +68,6 @@ def moved(rank: Rank) -> tuple[Any, columns.Collectives]:
 
 
 def two_steps() -> DeviceRank:
-    """Rank with two steps of 50 ns on the host and 1000 ns on the device, 250 of them waiting."""
     rank = DeviceRank()
     for step in range(2):
         host, device = 1 + 50 * step, 2000 + 1000 * step
@@ -116,7 +112,7 @@ def test_steps_and_phases_get_the_times_of_the_device_stream() -> None:
 
 def test_waits_of_the_host_are_not_exposed_time_on_the_device_timeline() -> None:
     rank = two_steps()
-    rank.wait(rank.collective(5, 30, 45), 31, 45)  # a collective of CPU tensors
+    rank.wait(rank.collective(5, 30, 45), 31, 45)  # this collective has CPU tensors
     trace, _ = moved(rank)
     assert exposures_of(trace).waited_ns.tolist() == [250.0, 250.0]
     assert columns.waits(trace).thread.tolist() == [THREAD, THREAD]
@@ -128,8 +124,9 @@ def test_ends_that_only_the_hosts_waits_show_stay_on_the_device_timeline() -> No
     rank.wait(blocked, 2060, 2060 + 5 * schema.BLOCKED_NS)
     rank.wait(blocked, 9000, 9000 + schema.BLOCKED_NS)  # the first wait shows the end
     rank.wait(rank.collective(1, 2070, 0, op="send"), 2080, 2090)
-    rank.collective(2, 2095, 0, op="send")  # nobody waits for it
-    rank.wait(rank.collective(3, 2096, 0, op="send"), 2099, 2098)  # its clock was set back
+    rank.collective(2, 2095, 0, op="send")
+    # The clock was set back during this wait.
+    rank.wait(rank.collective(3, 2096, 0, op="send"), 2099, 2098)
     rank.wait(rank.collective(7, 2100, 2200), 2150, 2150 + 5 * schema.BLOCKED_NS)
     on_host = columns.collectives(rank.trace())
     trace, table = moved(rank)
@@ -169,8 +166,8 @@ def test_waits_of_another_device_with_the_same_stream_id_are_not_exposed_time() 
 def test_a_collective_on_the_compute_stream_is_issued_when_its_wait_begins() -> None:
     rank = two_steps()
     op = rank.device_collective(2, 95, (0, 3990))
-    rank.device_wait(op, 95, (3900, 3990))  # the collective itself
-    rank.device_wait(op, 97, (3990, 3990))  # the wait for it, of length 0
+    rank.device_wait(op, 95, (3900, 3990))
+    rank.device_wait(op, 97, (3990, 3990))
     trace, table = moved(rank)
     assert table.issue_ns.tolist()[-1] == 3900
     assert exposures_of(trace).waited_ns.tolist() == [250.0, 250.0, 90.0, 0.0]
@@ -195,17 +192,13 @@ def test_a_collective_without_device_events_keeps_its_host_times() -> None:
 @pytest.mark.parametrize(
     ("window", "buckets", "copying"),
     [
-        # One bucket, done at 60 and copied in 40.
         (100, [(60, 10)], 40.0),
-        # Buckets that are views: nothing is copied, and the last bucket ends the window.
+        # The buckets are views: nothing is copied, and the last bucket ends the window.
         (90, [(30, 10), (90, 20)], 0.0),
-        # All buckets are done before the window begins: all of it is copying.
         (80, [(-50, 10), (-5, 30)], 80.0),
-        # At 2 ns per byte: waits until 30, copies until 50, waits until 70, copies until 90.
+        # A copy takes 2 ns per byte: the copies are from 30 to 50 ns and from 70 to 90 ns.
         (90, [(30, 10), (70, 10)], 40.0),
-        # At 1 ns per byte: copies the first from 10 to 50 and the second, done at 45, until 60.
         (60, [(10, 40), (45, 10)], 50.0),
-        # Nothing is known about the buckets.
         (60, [], 0.0),
         (60, [(10, 0)], 0.0),
     ],
@@ -218,7 +211,7 @@ def test_copying_time_in_a_finalisation_is_separated_from_waiting(
 
 def test_a_finalisation_s_waiting_is_divided_among_its_buckets() -> None:
     rank = two_steps()
-    # Two buckets, done at 3930 and 3970 and copied at 2 ns per byte.
+    # A copy takes 2 ns per byte, so 20 ns for each of the two buckets.
     rank.device_collective(2, 80, (3880, 3930), bytes=10, graph_task=4)
     rank.device_collective(3, 81, (3881, 3970), bytes=10, graph_task=4)
     rank.device_finalize(85, (3900, 3990), graph_task=4)
@@ -236,7 +229,6 @@ def test_a_finalisation_s_waiting_is_divided_among_its_buckets() -> None:
 
 def test_each_finalisation_waits_for_the_buckets_of_its_own_pass() -> None:
     rank = two_steps()
-    # The buckets of two passes alternate; pass 6 has no bucket, and one end is not recorded.
     rank.device_collective(2, 80, (3880, 3930), bytes=10, graph_task=4)
     rank.device_collective(3, 81, (4100, 4200), bytes=10, graph_task=5)
     rank.device_collective(4, 82, (3881, 3970), bytes=10, graph_task=4)
@@ -246,7 +238,6 @@ def test_each_finalisation_waits_for_the_buckets_of_its_own_pass() -> None:
     rank.device_finalize(105, (4300, 4310), graph_task=6)
     found = columns.finalizations(moved(rank)[0])
     assert found.span.key.tolist() == [4, 5, 6]
-    # Copying takes 40 of 90 ns, 30 of 40 ns (from 4200 on) and none of 10 ns.
     assert found.blocked_ns.tolist() == [50, 10, 10]
 
 
@@ -261,7 +252,7 @@ def test_nccl_collectives_of_a_group_start_only_after_the_previous_one_ended() -
 
 
 def test_collectives_of_cpu_tensors_do_not_queue_behind_the_device_s_of_their_group() -> None:
-    """A group of the backends ``cpu:gloo,cuda:nccl``."""
+    """The group has the backends ``cpu:gloo,cuda:nccl``."""
     rank = DeviceRank()
     rank.backend = "nccl"
     rank.metadata["gloo_threads"] = {"0": 2}
@@ -277,7 +268,7 @@ def test_collectives_of_cpu_tensors_do_not_queue_behind_the_device_s_of_their_gr
 def test_a_collective_without_an_end_hides_only_the_next_start_on_a_device() -> None:
     rank = DeviceRank()
     rank.backend = "nccl"
-    rank.device_collective(0, 1, (100, 0))  # its mark found no room
+    rank.device_collective(0, 1, (100, 0))
     rank.device_collective(1, 2, (120, 400))
     rank.device_collective(2, 3, (150, 500))
     rank.device_collective(3, 4, (700, 800))
@@ -297,7 +288,6 @@ def test_world_analysis_uses_the_device_timeline() -> None:
 
 
 def test_the_clock_error_bound_is_that_of_the_comparisons_used() -> None:
-    """A poor clock comparison is not used once there is a good one."""
     rank = two_steps()
     for at, bound, used in ((1000, 8, 0), (2000, 90_000, 12), (3000, 7, 11)):
         rank._add(Kind.DEVICE_CLOCK, at, bytes_in=bound, bytes_out=used)
@@ -312,19 +302,19 @@ def test_device_collectives_of_the_autograd_thread_belong_to_the_training_thread
     rank = two_steps()
     rank.device_collective(2, 60, (3500, 3600), thread=THREAD + 2, graph_task=4)
     rank.device_collective(3, 61, (3600, 3700), thread=THREAD + 3)
-    rank.collective(4, 62, 63, thread=THREAD + 2, graph_task=4)  # CPU tensors
+    rank.collective(4, 62, 63, thread=THREAD + 2, graph_task=4)
     _, table = moved(rank)
     by_seq = dict(zip(table.seq.tolist(), table.thread.tolist(), strict=True))
     assert [by_seq[seq] for seq in (2, 3, 4)] == [THREAD, THREAD + 3, THREAD + 2]
 
 
 def test_buckets_get_the_device_time_and_the_backward_pass_of_their_collectives() -> None:
-    """On a GPU autograd's own thread runs DDP's hook and its finalisation."""
+    """On a GPU, a thread of autograd runs DDP's hook and finalisation."""
     rank = two_steps()
     own = {"thread": THREAD + 2, "group": 1, "bytes_in": 10}
     rank._add(Kind.BUCKET, 79, op_id=98, value=84, **own)
     rank.device_collective(2, 80, (3880, 3930), bytes=10, graph_task=4, thread=THREAD + 2)
-    rank._add(Kind.BUCKET, 85, op_id=99, aux=1, value=86, **own)  # sends nothing
+    rank._add(Kind.BUCKET, 85, op_id=99, aux=1, value=86, **own)
     rank.device_finalize(95, (3900, 3990), graph_task=4)
     trace, _ = moved(rank)
     found = columns.buckets(trace)
@@ -345,7 +335,7 @@ def test_host_run_delay_is_not_counted_on_the_device_timeline() -> None:
 def test_a_collective_issued_in_backward_counts_as_backward_even_if_ready_in_forward() -> None:
     rank = two_steps()
     for step in range(2):
-        at = (2100 + 1000 * step, 2400 + 1000 * step)  # in forward
+        at = (2100 + 1000 * step, 2400 + 1000 * step)
         rank.device_collective(2 + step, 60 + step, at, graph_task=4, bytes=128)
     result = analyse_world(world_run([rank]))
     assert result is not None
@@ -353,7 +343,6 @@ def test_a_collective_issued_in_backward_counts_as_backward_even_if_ready_in_for
 
 
 def test_a_wait_for_a_completed_collective_does_not_delay_replayed_steps() -> None:
-    """In steps of 1000 us rank 0 works for 900 us and rank 1 for 100; then both all-reduce."""
     ranks = [DeviceRank(rank, 2) for rank in range(2)]
     us = 1000
     for step in range(20):
@@ -379,10 +368,6 @@ def test_a_wait_for_a_completed_collective_does_not_delay_replayed_steps() -> No
 
 
 def random_job(random: np.random.Generator) -> DeviceRank:
-    """Rank with six steps of about 1 ms on the device: buckets, their finalisation, another wait.
-
-    The host is 50 us ahead of the device.
-    """
     rank = DeviceRank()
     host = 1
     for step in range(6):
@@ -407,7 +392,7 @@ def random_job(random: np.random.Generator) -> DeviceRank:
     return rank
 
 
-@pytest.mark.timeout(1800)  # the first one builds the core's tests
+@pytest.mark.timeout(1800)  # the first test builds the core's tests
 @pytest.mark.parametrize("seed", range(5))
 def test_always_on_mode_in_cpp_sees_the_same_steps_of_the_device(seed: int, tmp_path: Path) -> None:
     rank = random_job(np.random.default_rng(seed))

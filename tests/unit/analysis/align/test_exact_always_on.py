@@ -1,5 +1,3 @@
-"""Checks always-on mode's arithmetic, in C++ and Python, on jobs that are known exactly."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -16,14 +14,13 @@ from tests.support.builders.exact.truth import truth_of
 from tests.support.builders.traces import MS
 from tests.support.machines.core_tests import build
 
-pytestmark = pytest.mark.timeout(1800)  # the first one builds the core's tests
+pytestmark = pytest.mark.timeout(1800)  # the first test builds the core's tests
 STEPS = 12
-#: Shapes of jobs in which each rank waits directly for the rank where the waiting begins.
+#: In jobs of these shapes, each rank waits directly for the rank at which the waiting begins.
 DIRECT = ("ddp", "handles", "fsdp2")
 
 
 def named(of: Drawn, directory: Path) -> tuple[int, str] | None:
-    """Returns the late rank and its cause; checks waiting and transfer of each rank."""
     times = simulate(of.job)
     true = truth_of(of.job, times)
     program = build("") / "test_recorded_ranks"
@@ -31,7 +28,7 @@ def named(of: Drawn, directory: Path) -> tuple[int, str] | None:
     step_ns = float(times.wall_ns.mean())
     for rank, summary in enumerate(summaries):
         steps = summary.steps.count
-        assert steps == of.job.steps - 1  # the first one is left out
+        assert steps == of.job.steps - 1
         for found, known in (
             (summary.exposed_wait, true.wait_ns),
             (summary.exposed_transfer, true.transfer_ns),
@@ -56,7 +53,7 @@ def test_the_late_rank_its_phase_and_all_waiting_are_right(
 def test_where_waiting_is_passed_on_the_rank_at_which_it_begins_is_named(
     shape: str, seed: int, tmp_path: Path
 ) -> None:
-    """In a pipeline, whose stages always wait for each other, no rank is named for some seeds."""
+    """A pipeline's stages always wait for each other, so for some seeds no rank is named."""
     of = drawn(shape, seed, 8, STEPS, cause="forward")
     late = named(of, tmp_path)
     assert late == (of.late[0].rank, "forward") or (late is None and shape == "pipeline")
@@ -71,7 +68,6 @@ def test_no_rank_is_named_in_jobs_without_a_late_rank(shape: str, tmp_path: Path
 def test_a_rank_that_waited_itself_is_not_named_but_the_one_it_waited_for(
     seed: int, tmp_path: Path
 ) -> None:
-    """Six ranks wait for rank 1, which takes no longer than they do: it waits for rank 0."""
     job = chain(seed, 8, STEPS)
     job.lengthen(0, LATE_IN["forward"], np.full(STEPS, 6.0 * MS))
     assert named(Drawn(job, job), tmp_path) == (0, "forward")

@@ -1,5 +1,3 @@
-"""Checks quantiles, merging and bucket layout of histograms in Python."""
-
 from __future__ import annotations
 
 import math
@@ -29,7 +27,7 @@ def same(a: Histogram, b: Histogram) -> bool:
 
 
 def test_bucket_numbers_counts_and_quantiles_of_known_values() -> None:
-    """1000 = 125 * 8 is in bucket 3 * 64 + 125, which holds 1000 to 1007 (middle: 1003)."""
+    """Bucket 317 = 3 * 64 + 125 holds the values 125 * 8 = 1000 to 1007; the middle is 1003."""
     found = histogram_of([5, 1000, 1001, 7, 2**50])
     assert found.buckets.tolist() == [5, 7, 317, 2367]
     assert found.counts.tolist() == [1, 1, 2, 1]

@@ -1,8 +1,3 @@
-"""Checks which ranks a rank waits for in a collective that has a root.
-
-Also checks the bucket of a collective, found by the hook, a compressor's work or DDP's order.
-"""
-
 from __future__ import annotations
 
 import itertools
@@ -25,7 +20,6 @@ BROADCAST, REDUCE, GATHER, SCATTER = map(OPS.index, ("broadcast", "reduce", "gat
 def awaited(
     issue: list[int], end: list[int], op: str, root: int = 0, backend: str = "gloo"
 ) -> list[int]:
-    """Returns the rank that each rank waited for last in one collective."""
     ranks = [Rank(rank, len(issue)) for rank in range(len(issue))]
     for rank, begun, done in zip(ranks, issue, end, strict=True):
         rank.backend = backend
@@ -34,13 +28,13 @@ def awaited(
     tables = [columns.collectives(trace) for trace in traces]
     matching = match(traces, tables)
     rows = last_awaited(matching, traces, tables, np.array(issue))
-    return [int(row) for row in rows]  # one row per rank
+    return [int(row) for row in rows]  # the row is the rank, as each rank has one row
 
 
 @pytest.mark.parametrize(
     ("op", "root", "waiting"),
     [
-        # Measured in a gloo group of 6 ranks: {late rank: ranks that waited for it}.
+        # These waits were measured with gloo on 6 ranks: late rank -> ranks that waited for it.
         (BROADCAST, 0, {0: [1, 2, 3, 4, 5], 1: [0, 3, 5], 2: [0], 3: [1], 4: [0], 5: [1]}),
         (BROADCAST, 1, {0: [2], 1: [0, 2, 3, 4, 5], 2: [0, 1, 4], 3: [1], 4: [2], 5: [1]}),
         (GATHER, 1, {0: [1], 1: [0, 2, 3, 4, 5], 2: [1], 3: [1], 4: [1], 5: [1]}),
@@ -59,7 +53,6 @@ def test_needed_ranks_match_the_waits_measured_with_gloo(
 @pytest.mark.skipif(_native.native is None, reason=_native.native_error or "")
 @pytest.mark.parametrize("size", range(1, 10))
 def test_always_on_mode_in_cpp_needs_the_same_ranks_as_python(size: int) -> None:
-    """The C++ function says for two ranks whether one needs the other; Python returns a matrix."""
     assert _native.native is not None
     ranks = range(size)
     for op, root, is_gloo in itertools.product(SOME_WAIT, ranks, (False, True)):
@@ -71,7 +64,7 @@ def test_always_on_mode_in_cpp_needs_the_same_ranks_as_python(size: int) -> None
 
 
 def test_broadcast_ranks_that_do_not_need_a_later_leaf_wait_for_the_late_root() -> None:
-    # Root 0 arrives at 20 and leaf 3 at 50. Rank 1 sends to rank 3; ranks 0 and 2 do not.
+    # In gloo's broadcast on 4 ranks, only rank 1 sends to rank 3.
     assert awaited([20, 5, 5, 50], [30, 55, 30, 55], "broadcast") == [0, 3, 0, 3]
 
 
@@ -139,12 +132,10 @@ def numbers(rank: Rank) -> list[int]:
 
 
 def hooked(rank: Rank, op_id: int, index: int, ready: int, launched: int) -> None:
-    """Adds a bucket that reached the hook, as the C++ capture writes it."""
     rank._add(Kind.BUCKET, ready, op_id=op_id, aux=index, value=launched, thread=THREAD)
 
 
 def one_pass(rank: Rank, *sizes: int) -> None:
-    """Adds all-reduces of these sizes in a backward pass that ends with DDP's finalisation."""
     for i, size in enumerate(sizes):
         rank.collective(i, (10 + i) * MS, (20 + i) * MS, bytes=size, graph_task=3)
     rank.finalize(30 * MS, 40 * MS, cpu=0, graph_task=3)
@@ -152,7 +143,6 @@ def one_pass(rank: Rank, *sizes: int) -> None:
 
 def test_collectives_issued_in_the_hook_get_its_bucket_number() -> None:
     rank = Rank()
-    # Bucket 1 is launched before bucket 0; the collective between the two belongs to neither.
     hooked(rank, 100, 1, 10 * MS, 12 * MS)
     rank.collective(0, 11 * MS, 20 * MS, graph_task=3)
     rank.collective(1, 13 * MS, 20 * MS, graph_task=3)
@@ -183,8 +173,8 @@ def test_python_capture_s_bucket_and_its_collective_are_one_operation() -> None:
 def test_without_a_hook_buckets_are_numbered_in_order_of_issue_in_the_pass() -> None:
     rank = Rank()
     one_pass(rank, 8, 4, 4)
-    rank.collective(9, 50 * MS, 60 * MS, bytes=4)  # of the loss, outside any pass
-    rank.collective(10, 70 * MS, 80 * MS, bytes=4, graph_task=5)  # a pass that DDP does not end
+    rank.collective(9, 50 * MS, 60 * MS, bytes=4)
+    rank.collective(10, 70 * MS, 80 * MS, bytes=4, graph_task=5)  # DDP does not end this pass
     assert numbers(rank) == [0, 1, 2, -1, -1]
 
 
@@ -219,7 +209,8 @@ def test_bucket_numbers_are_unknown_if_two_models_share_a_backward_pass() -> Non
     [
         ({"rebuilt_bucket_sizes": "4, 8"}, [0, 1]),
         ({"bucket_sizes": "8, 4", "rebuilt_bucket_sizes": "12"}, [0, 1]),
-        ({"rebuilt_bucket_sizes": "8"}, [-1, -1]),  # one of the two is not DDP's
+        # DDP has one bucket, so one of the two all-reduces is not DDP's.
+        ({"rebuilt_bucket_sizes": "8"}, [-1, -1]),
         ({}, [0, 1]),
     ],
 )
@@ -232,7 +223,6 @@ def test_bucket_numbers_are_unknown_if_ddp_s_log_contradicts_the_all_reduce_size
 
 
 def test_of_ranks_that_arrive_last_at_the_same_time_the_lowest_is_named() -> None:
-    """Always-on mode has the same rule; such ties occur within hundreds of collectives."""
     traces = []
     for number in range(3):
         rank = Rank(number, 3)

@@ -1,9 +1,4 @@
-"""The gain that a report predicts for a fix is the real one, in jobs whose every time is known.
-
-Each job is built twice, with a mistake and without it: the same ranks work as long in the same
-steps, and every collective begins when the last rank has issued it. Without the mistake, the ranks
-still wait for their slowest rank, at another collective, unless only the mistake makes it slow.
-"""
+"""Each job is built twice, with a mistake and without it (``fixed``), so the real gain is known."""
 
 from __future__ import annotations
 
@@ -20,20 +15,18 @@ from tests.support.builders.caused import Script, causes_of, mean_step_ms, saved
 
 MB = 1_000_000
 RANKS, STEPS = 4, 41
-#: Largest difference between the predicted gain and the built one, as a fraction of the step.
 ERROR = 0.02
 
 Body = Callable[[Script, int, bool], None]
 
 
 def ms_of(script: Script, step: int, number: int, mean: float) -> float:
-    """Ms of a piece of work, drawn for each rank, step and ``number``; higher ranks need more."""
+    """Draws the ms of a piece of work; ``number`` distinguishes the pieces of one step."""
     draw = np.random.default_rng([script.rank.rank, step, number])
     return float(mean * (1 + 0.05 * script.rank.rank) * draw.lognormal(0.0, 0.2))
 
 
 def passed(script: Script, step: int, number: int = 0, exchange: bool = True) -> None:
-    """Forward, and backward with 2 ms of gradients."""
     script.forward(ms_of(script, step, 10 * number, 10.0))
     buckets = {4 * MB: 2.0} if exchange else None
     script.backward(ms_of(script, step, 10 * number + 1, 20.0), buckets, copy_ms=1.5)
@@ -44,8 +37,6 @@ def updated(script: Script) -> None:
 
 
 def buffers(script: Script, step: int, fixed: bool) -> None:
-    """3 ms of broadcasts, and 1.5 ms each for the copies before and after them."""
-
     def sent() -> None:
         begin = script.now_ms
         script.now_ms += 1.5
@@ -59,7 +50,6 @@ def buffers(script: Script, step: int, fixed: bool) -> None:
 
 
 def adversarial(script: Script, step: int, fixed: bool) -> None:
-    """A discriminator's pass, and a generator's that exchanges the other's gradients too."""
     both = {2 * MB: 2.0, MB: 1.0}
     for number, sent in enumerate([{2 * MB: 2.0}, {MB: 1.0} if fixed else both]):
         script.forward(ms_of(script, step, 2 * number, 5.0))
@@ -74,7 +64,6 @@ def every_pass(script: Script, step: int, fixed: bool) -> None:
 
 
 def searched(script: Script, step: int, fixed: bool) -> None:
-    """2 ms of search, and 1 ms for the marks of 100 parameters."""
     begun = script.now_ms
 
     def forward() -> None:
@@ -101,7 +90,6 @@ def scalars(script: Script, step: int, fixed: bool) -> None:
 
 
 def shown_loss(script: Script, step: int, fixed: bool) -> None:
-    """0.6 ms for the loss of each of four micro batches, or for the sum of them."""
     for number in range(4):
         script.forward(ms_of(script, step, 10 * number, 5.0))
         if number == 3 or not fixed:
@@ -112,7 +100,6 @@ def shown_loss(script: Script, step: int, fixed: bool) -> None:
 
 
 def single_numbers(script: Script, step: int, fixed: bool) -> None:
-    """gloo reduces a single number in 0.6 ms, and several numbers in 1.5 ms, as DDP's bucket."""
     script.forward(ms_of(script, step, 0, 10.0))
     script.backward(ms_of(script, step, 1, 20.0), {200_000: 1.5})
     updated(script)
@@ -121,10 +108,7 @@ def single_numbers(script: Script, step: int, fixed: bool) -> None:
 
 
 def metric(barrier_ms: float, done: int, script: Script, step: int, fixed: bool) -> None:
-    """Three states of a metric: for each a barrier, a gather of sizes and a gather of values.
-
-    In the first ``done`` of every five steps, the thread finds the calls done.
-    """
+    """In the first ``done`` of every five steps, the calls are complete before the thread waits."""
     passed(script, step)
     updated(script)
     is_done = step % 5 < done
@@ -139,7 +123,6 @@ def metric(barrier_ms: float, done: int, script: Script, step: int, fixed: bool)
 
 
 def averaged_again(script: Script, step: int, fixed: bool) -> None:
-    """Six calls, each of a sixth of the gradients, after DDP's backward, and a division by each."""
     passed(script, step)
     for _ in range(0 if fixed else 6):
         script.call(size=4 * MB // 6, ms=0.7)
@@ -148,7 +131,6 @@ def averaged_again(script: Script, step: int, fixed: bool) -> None:
 
 
 def layers(script: Script, step: int, fixed: bool) -> None:
-    """Six norms of 0.5 ms in forward, one after the other."""
     calls = [partial(script.call, size=512, ms=0.5)] * (0 if fixed else 6)
     script.forward(ms_of(script, step, 0, 10.0), *calls)
     script.backward(ms_of(script, step, 1, 20.0), {4 * MB: 2.0})
@@ -156,7 +138,6 @@ def layers(script: Script, step: int, fixed: bool) -> None:
 
 
 def logging(script: Script, step: int, fixed: bool) -> None:
-    """Rank 2 writes a log for 8 ms in every step."""
     script.forward(10.0 + 0.01 * step % 0.1)
     script.backward(20.0, {4 * MB: 2.0})
     updated(script)
@@ -164,7 +145,6 @@ def logging(script: Script, step: int, fixed: bool) -> None:
 
 
 def objects(script: Script, step: int, fixed: bool) -> None:
-    """Pickled objects: a call for their sizes, and one for their bytes; or a call for a tensor."""
     passed(script, step)
     updated(script)
     if fixed:
@@ -182,10 +162,6 @@ def objects(script: Script, step: int, fixed: bool) -> None:
 
 
 def barriers(ms: float, done: int, script: Script, step: int, fixed: bool) -> None:
-    """A barrier after forward makes the ranks wait for the slowest one once more.
-
-    In the first ``done`` of every five steps, the thread finds it done.
-    """
     script.forward(ms_of(script, step, 0, 10.0))
     if not fixed:
         script.call("barrier", 0, ms, found_done=step % 5 < done)
@@ -194,7 +170,6 @@ def barriers(ms: float, done: int, script: Script, step: int, fixed: bool) -> No
 
 
 def reduced(noted_ms: float, script: Script, step: int, fixed: bool) -> None:
-    """``noted_ms``: time of FSDP's copies before and after each reduction; 60 are noted."""
     for micro in range(3):
         reduce = not fixed or micro == 2
         ms = ms_of(script, step, micro, 4.0)
@@ -205,7 +180,6 @@ def reduced(noted_ms: float, script: Script, step: int, fixed: bool) -> None:
 
 
 def gathered(noted_ms: float, script: Script, step: int, fixed: bool) -> None:
-    """Copies of 0.5 ms before each gather, or noted copies before and after it."""
     script.rank.metadata["machine"]["memory_bytes"] = 8000 * MB
     options = {"noted_ms": noted_ms} if noted_ms else {"copy_ms": 0.5}
     ms = ms_of(script, step, 0, 1.0)
@@ -214,7 +188,6 @@ def gathered(noted_ms: float, script: Script, step: int, fixed: bool) -> None:
 
 
 def gathered_each_pass(noted_ms: float, script: Script, step: int, fixed: bool) -> None:
-    """Three micro batches that gather the model each, or once; with noted copies or without."""
     script.rank.metadata["machine"]["memory_bytes"] = 8000 * MB
     options = {"again": False, "forward_noted_ms": noted_ms, "stack": ("/job/train.py:20 train",)}
     for micro in range(3):
@@ -235,7 +208,6 @@ def garbage(script: Script, step: int, fixed: bool) -> None:
 
 
 def loading(script: Script, step: int, fixed: bool) -> None:
-    """Each rank loads for 2 ms, but rank 2 for 8 ms unless the job is fixed."""
     slow = script.rank.rank == 2 and not fixed
     script.work((8.0 if slow else 2.0) + 0.01 * step % 0.1, Phase.DATA)
     script.forward(10.0)
@@ -244,10 +216,6 @@ def loading(script: Script, step: int, fixed: bool) -> None:
 
 
 def alone(forwards: int, script: Script, step: int, fixed: bool) -> None:
-    """Rank 0 works alone for 60 ms in every fifth step; in the twin each rank does its part.
-
-    ``forwards``: number of forward passes that the work consists of; 0 for other work.
-    """
     if step % 5 == 4 and (script.rank.rank == 0 or fixed):
         whole = 60.0 / RANKS if fixed else 60.0
         for _ in range(forwards):
@@ -258,7 +226,6 @@ def alone(forwards: int, script: Script, step: int, fixed: bool) -> None:
 
 
 def objects_seldom(script: Script, step: int, fixed: bool) -> None:
-    """Large objects of every fourth step; in the twin none."""
     passed(script, step)
     updated(script)
     if step % 4 == 0 and not fixed:
@@ -273,7 +240,6 @@ def objects_seldom(script: Script, step: int, fixed: bool) -> None:
 
 
 def in_turns(script: Script, step: int, fixed: bool) -> None:
-    """Each rank works for 60 ms in every eighth step: ranks in different steps, or all at once."""
     if step % 8 == (2 if fixed else 2 * script.rank.rank):
         script.work(60.0)
     passed(script, step)
@@ -281,12 +247,10 @@ def in_turns(script: Script, step: int, fixed: bool) -> None:
 
 
 def ms_of_bytes(size: int) -> float:
-    """Time in ms of a call with so many bytes."""
     return 0.4 + size / MB
 
 
 def tensors(script: Script, step: int, fixed: bool) -> None:
-    """Tensors of 0.1 and 0.2 MB are exchanged one by one, or as one."""
     passed(script, step)
     updated(script)
     sizes = [MB // 10, MB // 5] * 4
@@ -294,7 +258,6 @@ def tensors(script: Script, step: int, fixed: bool) -> None:
         script.call(size=size, ms=ms_of_bytes(size))
 
 
-#: Frames of ZeroRedundancyOptimizer's step.
 ZERO = (
     "/x/site-packages/torch/distributed/optim/zero_redundancy_optimizer.py:787 _sync",
     "/job/train.py:9 main",
@@ -309,7 +272,6 @@ TRAINED = {
 
 
 def zero(script: Script, step: int, fixed: bool) -> None:
-    """Each of two ranks sends the tensors that it updated one by one, or all in one call."""
     passed(script, step)
     updated(script)
     sizes = [MB // 10, MB // 5] * 3
@@ -319,7 +281,6 @@ def zero(script: Script, step: int, fixed: bool) -> None:
 
 
 def outputs(script: Script, step: int, fixed: bool) -> None:
-    """Outputs are gathered after each update."""
     passed(script, step)
     updated(script)
     if not fixed:
@@ -327,7 +288,7 @@ def outputs(script: Script, step: int, fixed: bool) -> None:
 
 
 def buckets(script: Script, step: int, fixed: bool) -> None:
-    """Buckets of 50 to 200 kB, or one of 1 MiB and one of the rest."""
+    """By default, DDP's first bucket has 1 MiB; all other gradients fit into the second bucket."""
     sizes = [50_000 * (1 + number % 4) + number for number in range(16)]
     first = next(n for n in range(16) if sum(sizes[: n + 1]) >= 2**20) + 1
     joined = [sum(sizes[:first]), sum(sizes[first:])]
@@ -338,14 +299,12 @@ def buckets(script: Script, step: int, fixed: bool) -> None:
 
 
 def frozen(script: Script, step: int, fixed: bool) -> None:
-    """Three quarters of the gradients belong to parameters that are not trained."""
     script.forward(ms_of(script, step, 0, 10.0))
     script.backward(ms_of(script, step, 1, 20.0), {2 * MB: 1.0} if fixed else {8 * MB: 4.0})
     updated(script)
 
 
 def held(script: Script, step: int, fixed: bool) -> None:
-    """Three of four exchanges keep the training thread from its core for 2 ms each."""
     for micro in range(4):
         script.forward(ms_of(script, step, 10 * micro, 10.0))
         exchange = not fixed or micro == 3
@@ -370,7 +329,6 @@ STATIC = {
 
 
 def uneven(script: Script, step: int, fixed: bool) -> None:
-    """Each rank draws the length of its batch; divided evenly, all have the mean of a step."""
     drawn = [np.random.default_rng([7, rank, step]).uniform(2.0, 30.0) for rank in range(RANKS)]
     length = float(np.mean(drawn) if fixed else drawn[script.rank.rank])
     script.forward(length)
@@ -378,28 +336,21 @@ def uneven(script: Script, step: int, fixed: bool) -> None:
     updated(script)
 
 
-#: A discriminator and a generator, each with updates of its own.
 TWO_MODELS = {
     **{"parameter_bytes": 3 * MB, "sharded": False, "flat": None},
     **{"ddp_bytes": 3 * MB, "ignored_bytes": 0, "other_libraries": []},
     **{"ddp_model_bytes": [2 * MB, MB], "updated_models": [[0], [1]] * 5},
     "kept_gradients": [[]] * 10,
 }
-#: Sixteen modules whose buckets are those of ``buckets``.
+#: 125 kB is the mean of the sizes in ``buckets``.
 EACH = {"parameter_bytes": [125_000 + 7], "bucket_cap_bytes": 25 * 2**20}
 
 FROZEN = {"least_unused_parameter_size": 6 * MB, "parameter_bytes": [6 * MB, 2 * MB]}
-#: Settings of DDP that the fix changes, in its log.
 HEALTHY = {"bucket_cap_bytes": 25 * 2**20, "least_unused_parameter_size": 0}
 SMALL = {"bucket_cap_bytes": 200_000}
 
 
 def averaged(noted_ms: float, script: Script, step: int, fixed: bool) -> None:
-    """A pass of FSDP2, an update, and gathers of all parameters, for an average of them.
-
-    Averaging a whole tensor takes 1.6 ms, a shard a quarter of this. ``noted_ms``: time before and
-    after each gather that the function takes which gathers a tensor.
-    """
     script.sharded([8 * MB] * 3, ms=ms_of(script, step, 0, 8.0), again=False)
     script.work(20.0, Phase.OPTIMIZER)
     script.work(ms_of(script, step, 1, 2.0))
@@ -412,10 +363,6 @@ def averaged(noted_ms: float, script: Script, step: int, fixed: bool) -> None:
 
 
 def clipped(script: Script, step: int, fixed: bool) -> None:
-    """Gradients of six tensors are gathered for their norm, or a number is reduced.
-
-    The norm of a whole tensor takes 1.6 ms, of a shard a quarter of this.
-    """
     script.sharded([8 * MB] * 3, ms=ms_of(script, step, 0, 8.0), again=False)
     script.work(ms_of(script, step, 1, 2.0))
     for _ in range(6):
@@ -427,7 +374,6 @@ def clipped(script: Script, step: int, fixed: bool) -> None:
 
 
 def seldom(script: Script, step: int, fixed: bool) -> None:
-    """Weights are averaged every tenth step; a flag is reduced in each, or in these steps."""
     script.forward(ms_of(script, step, 0, 10.0))
     script.backward(ms_of(script, step, 1, 20.0))
     updated(script)
@@ -439,7 +385,6 @@ def seldom(script: Script, step: int, fixed: bool) -> None:
 
 
 def restarted(script: Script, step: int, fixed: bool) -> None:
-    """Epochs of five steps, before which workers start and load a first batch for 20 ms."""
     starts = step % 5 == 0 and not fixed
     if starts:
         begin = script.now_ms
@@ -451,8 +396,6 @@ def restarted(script: Script, step: int, fixed: bool) -> None:
 
 
 def compiled(script: Script, step: int, fixed: bool) -> None:
-    """In each step one of the ranks, in turn, compiles for 25 ms at the begin of forward."""
-
     def forward() -> None:
         if not fixed and step % RANKS == script.rank.rank:
             begin = script.now_ms
@@ -465,7 +408,6 @@ def compiled(script: Script, step: int, fixed: bool) -> None:
 
 
 def evaluated(script: Script, step: int, fixed: bool) -> None:
-    """Every fifth step ends with an evaluation of 12 batches, or of a rank's part of them."""
     passed(script, step)
     updated(script)
     begin = script.now_ms
@@ -484,19 +426,16 @@ def evaluated(script: Script, step: int, fixed: bool) -> None:
             kept.setdefault(key, []).append(round(at_ms * 1e6))
 
 
-#: The shards of a rank in ``averaged``.
 SHARDS = {
     **{"parameter_bytes": 24 * MB // RANKS, "sharded": True, "flat": False},
     **{"ddp_bytes": 0, "ignored_bytes": 0, "other_libraries": []},
 }
 
-#: A model of 4 MB that DDP reduces.
 REDUCED = {
     **{"parameter_bytes": 4 * MB, "sharded": False, "flat": None},
     **{"ddp_bytes": 4 * MB, "ignored_bytes": 0, "other_libraries": []},
 }
 
-#: Causes, jobs that show them, and arguments of ``causes_of``.
 BUILT: list[tuple[str, Body, dict[str, Any]]] = [
     ("ddp-buffers", buffers, {}),
     ("ddp-every-pass", every_pass, {"log": LOGGED}),

@@ -1,5 +1,3 @@
-"""Checks the form of the catalogue: every cause can be pasted, printed and looked up."""
-
 from __future__ import annotations
 
 import ast
@@ -16,7 +14,7 @@ from commprof.analysis.causes.registry import CAUSES
 from commprof.analysis.named_cause import NamedCause, Saving
 from commprof.stats.intervals import Interval
 
-#: Columns and lines that the first screen has for a fix.
+#: The first screen has so many columns and lines for a fix.
 WIDTH, LINES = 78, 8
 
 
@@ -30,7 +28,6 @@ def test_a_fix_is_code_that_fits_on_the_first_screen(cause: CatalogueCause) -> N
 
 
 def fixes_of_cases() -> Iterator[tuple[str, str]]:
-    """Name and text of each fix that a module of a cause holds, whatever case it is for."""
     for module_info in pkgutil.iter_modules(causes.__path__):
         module = importlib.import_module(f"{causes.__name__}.{module_info.name}")
         for name, fix in vars(module).items():

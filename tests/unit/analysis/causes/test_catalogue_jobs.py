@@ -1,5 +1,3 @@
-"""Each job of benchmarks/causes is of a cause of the catalogue, and runs by its name."""
-
 from __future__ import annotations
 
 import ast
@@ -17,7 +15,7 @@ from benchmarks.causes.catalogue import JOBS, JOBS_FOLDER, OPTIONS, demands, err
 from benchmarks.causes.jobs import common
 from commprof.analysis.causes.registry import CAUSES
 
-#: Causes that need a device, several hosts or a network that carries two calls at once.
+#: These causes need a device, several hosts, or a network that carries two calls at once.
 WITHOUT_A_JOB = {"host-tensors", "slow-interface", "fsdp-shared-group"}
 
 
@@ -45,7 +43,7 @@ def test_an_error_counts_beyond_the_noise_of_repetitions() -> None:
         "said": [0.24, 0.26],
     }
     assert error(row) == pytest.approx(5.0)
-    assert noise(row) == pytest.approx(2.0)  # both means differ from the true ones by chance
+    assert noise(row) == pytest.approx(2.0)
     said = [(demand.figure, demand.met) for demand in demands([row])]
     assert said == [
         ("0.50", False),
@@ -56,12 +54,10 @@ def test_an_error_counts_beyond_the_noise_of_repetitions() -> None:
 
 
 def test_pairs_of_turns_give_the_gain_and_its_noise() -> None:
-    # The machine becomes twice as slow; each pair shows a gain of 20 % or 30 %.
     pairs = [[100.0, 80.0], [100.0, 70.0], [200.0, 160.0], [200.0, 140.0]]
     row = {"steps_ms": [1.0], "twin_steps_ms": [9.0], "said": [0.2], "turns_ms": pairs}
     assert won(row) == pytest.approx(0.25)
     assert error(row) == pytest.approx(5.0)
-    # The twin's steps differ from 75 % of the job's by 5, 5, 10 and 10 ms.
     assert noise(row) == pytest.approx(100 * (250 / 3) ** 0.5 / 4**0.5 / 150)
 
 

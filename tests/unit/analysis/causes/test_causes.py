@@ -1,8 +1,3 @@
-"""Each cause of the catalogue is named where the records show it, with what its fix wins.
-
-The healthy twin of each job, with the fix applied, must stay silent.
-"""
-
 from __future__ import annotations
 
 import math
@@ -21,7 +16,6 @@ MB = 1_000_000
 
 
 def trained(script: Script, ms: float = 10.0) -> None:
-    """A usual pass: 10 ms of forward, 20 of backward, 2 ms of gradients, an update."""
     script.forward(ms)
     script.backward(2 * ms, {4 * MB: 2.0})
     script.work(1.0, Phase.OPTIMIZER)
@@ -32,7 +26,6 @@ def test_a_usual_job_has_no_cause() -> None:
 
 
 def buffers(script: Script, step: int) -> None:
-    """4 ms of broadcasts before 10 ms of forward, in steps of 37 ms."""
     script.forward(10.0, lambda: script.call("broadcast", 2 * MB, 4.0))
     script.backward(20.0, {4 * MB: 2.0})
     script.work(1.0, Phase.OPTIMIZER)
@@ -76,7 +69,7 @@ def test_buffers_that_take_little_are_not_named() -> None:
 
 @pytest.mark.parametrize("longest_ms", [2.6, 9.0])
 def test_buffers_whose_time_may_be_chance_are_not_named(longest_ms: float) -> None:
-    """Small broadcasts that take about 4 % of the step in the mean, in few steps or in many."""
+    """The broadcasts take about 1.3 ms per step on average, in few steps or in many."""
 
     def body(script: Script, step: int) -> None:
         ms = longest_ms if step % round(longest_ms / 1.3) == 0 else 0.05
@@ -88,8 +81,6 @@ def test_buffers_whose_time_may_be_chance_are_not_named(longest_ms: float) -> No
 
 
 def accumulated(synced: set[int], passes: int = 4):  # type: ignore[no-untyped-def]
-    """Steps of passes of 9 ms, those in ``synced`` with an exchange of 3 ms, and 1 ms of update."""
-
     def body(script: Script, step: int) -> None:
         for micro in range(passes):
             script.forward(3.0)
@@ -105,7 +96,7 @@ def test_an_exchange_of_every_micro_batch_is_named() -> None:
     cause = found["ddp-every-pass"]
     assert "in all 4 backward passes before an update" in cause.sentence
     assert "24 MB per step, are needless" in cause.sentence
-    # Three of four exchanges of 3 ms go, in a step of 49 ms.
+    # The fix removes three exchanges of 3 ms each from a step of 49 ms.
     assert saved(cause) == pytest.approx(9 / 49, abs=1e-3)
 
 
@@ -116,7 +107,7 @@ def test_an_exchange_of_some_micro_batches_and_the_last_is_named() -> None:
 
 
 def test_an_exchange_of_every_micro_batch_is_named_though_epochs_end_early() -> None:
-    """Of ten micro batches per epoch, four each make the first two updates, and two the third."""
+    """An epoch has ten micro batches, so its last update has only two."""
 
     def body(script: Script, step: int) -> None:
         accumulated({0, 1, 2, 3}, passes=2 if step % 3 == 2 else 4)(script, step)
@@ -128,8 +119,6 @@ def test_an_exchange_of_every_micro_batch_is_named_though_epochs_end_early() -> 
 def test_an_exchange_of_every_micro_batch_is_named_on_a_busy_host(
     last_only: bool, is_named: bool
 ) -> None:
-    """Other processes make some steps much longer, so that the gain is not known to 3 %."""
-
     def body(script: Script, step: int) -> None:
         script.work(300.0 if step % 4 == 1 and script.rank.rank == step // 4 % 2 else 0.0)
         for micro in range(2):
@@ -162,8 +151,6 @@ def test_a_pass_of_each_of_two_models_is_no_accumulation() -> None:
 
 
 def metrics(count: int, size: int = 4, ms: float = 1.0):  # type: ignore[no-untyped-def]
-    """Steps of 33 ms, and ``count`` calls that are 0.5 ms apart."""
-
     def body(script: Script, step: int) -> None:
         trained(script)
         for _ in range(count):
@@ -178,7 +165,7 @@ def test_scalars_one_by_one_are_named() -> None:
     assert list(found) == ["scalars-one-by-one"]
     cause = found["scalars-one-by-one"]
     assert cause.sentence.startswith("8 all_reduce calls per step (4 bytes on average)")
-    # Of steps of 33 + 8 x 1.5 ms, seven calls go with the work before each.
+    # The fix removes seven calls of 1 ms, each with 0.5 ms of work, from a step of 45 ms.
     assert saved(cause) == pytest.approx(7 * 1.5 / 45, abs=1e-3)
 
 
@@ -212,7 +199,7 @@ def test_scalars_in_each_micro_batch_are_no_burst() -> None:
 
 
 def objects(script: Script, step: int) -> None:
-    """33 ms of training, then the sizes (1 ms) and the bytes (2 ms) of a pickled object."""
+    """torch sends the sizes (Long) and then the bytes (Byte) of pickled objects."""
     trained(script)
     script.call("all_gather", 8, 1.0, "Long")
     script.work(0.5)
@@ -221,7 +208,6 @@ def objects(script: Script, step: int) -> None:
 
 
 def noted(script: Script, key: str, ms: float, is_noted: bool) -> None:
-    """Time in which torch pickles or unpickles objects; capture may have noted it under ``key``."""
     begin = script.now_ms
     script.work(ms)
     if is_noted:
@@ -245,7 +231,7 @@ def test_pickled_objects_are_named_with_the_time_of_pickling(noted_steps: int) -
     assert "(all_gather_object)" in cause.sentence
     assert "10.5 ms per step, pickling included" in cause.sentence
     assert cause.share == pytest.approx(10.5 / 44, abs=1e-3)
-    # One call of a tensor stays: of 44 ms, 7 of pickling, 0.5 of work and the 2 of the bytes go.
+    # From 44 ms, the fix removes 7 ms of pickling, 0.5 ms of work and 2 ms for the bytes.
     assert saved(cause) == pytest.approx(9.5 / 44, abs=1e-3)
     assert "torch.tensor(YOUR_NUMBERS)" in cause.fix
 
@@ -266,7 +252,6 @@ OF_STATE = (f"{TORCH}/distributed/fsdp/_optim_utils.py:1500 _all_gather_optim_st
 
 
 def objects_through(frames: tuple[str, ...], every: int, script: Script, step: int) -> None:
-    """As ``objects``, with a pickle of 100 kB, in some steps and through these frames of torch."""
     trained(script)
     if step % every:
         return
@@ -285,7 +270,7 @@ def test_plans_of_a_checkpoint_are_not_called_objects_of_the_script() -> None:
     assert "every 4 steps" in cause.sentence
     assert "dcp.save(YOUR_STATE, checkpoint_id=YOUR_PATH)" in cause.fix
     assert "all_gather_object" not in cause.sentence + cause.fix
-    # In every fourth step of 33 ms, 11 ms more.
+    # Every fourth step takes 11 ms more than the usual 33 ms.
     assert saved(cause) == pytest.approx(11 / (4 * 33 + 11), abs=5e-3)
 
 
@@ -295,7 +280,7 @@ def test_who_keeps_the_plans_of_checkpoints_is_not_told_to_keep_them(
 ) -> None:
     train = tmp_path / "train.py"
     train.write_text(f"planner = dcp.DefaultSavePlanner(enable_plan_caching={keeps})\n")
-    os.utime(train, (0, 0))  # it is as it ran
+    os.utime(train, (0, 0))  # the script has not changed since the run
     body = partial(objects_through, OF_SAVE, 4)
     cause = causes_of(body, steps=41, script_path=str(train))["pickled-objects"]
     assert "pickles and exchanges, every 4 steps, what each rank is to write" in cause.sentence
@@ -339,11 +324,6 @@ def test_bytes_without_sizes_are_no_objects() -> None:
 
 
 def gathered(every: int, size: int, ms: float, forwards: int = 0):  # type: ignore[no-untyped-def]
-    """33 ms of training; an object of 2 + ``ms`` + 1 ms, pickling included, in some steps.
-
-    It is gathered after some forward passes.
-    """
-
     def body(script: Script, step: int) -> None:
         trained(script)
         if step % every == 0:
@@ -361,14 +341,13 @@ def test_objects_of_every_fifth_step_are_named_with_what_fewer_exchanges_win() -
     cause = causes_of(gathered(5, 10_000, 12.0), steps=41)["pickled-objects"]
     assert "exchanged every 5 steps (all_gather_object)" in cause.sentence
     assert "YOUR_STEP % 100 == 0" in cause.fix
-    # 15 ms of every fifth step of 33 ms.
+    # Every fifth step takes 15 ms more than the usual 33 ms.
     assert saved(cause) == pytest.approx(3 / 36, abs=3e-3)
 
 
 @pytest.mark.parametrize(("every", "often"), [(1, "in every step"), (2, "every 2 steps")])
 def test_how_often_objects_are_exchanged_is_counted(every: int, often: str) -> None:
     body = gathered(every, 10_000, 12.0)
-    # Of 39 measured steps, 20 exchange objects, or all.
     cause = causes_of(lambda script, step: body(script, step + 1), steps=40)["pickled-objects"]
     assert f"exchanged {often} (all_gather_object)" in cause.sentence
 
@@ -381,7 +360,6 @@ def test_objects_of_an_evaluation_every_few_steps_are_not_named() -> None:
     ("every", "steps", "ms"), [(5, 41, 0.5 + 1.0), (10, 41, 60.0), (5, 12, 12.0)]
 )
 def test_objects_gathered_now_and_then_are_not_named(every: int, steps: int, ms: float) -> None:
-    """They take little, or belong to an evaluation, or were seen too seldom."""
     assert causes_of(gathered(every, 10_000, ms), steps=steps) == {}
 
 
@@ -436,7 +414,6 @@ def test_gradients_that_are_averaged_one_by_one_are_named() -> None:
     assert list(found) == ["tensors-one-by-one"]
     cause = found["tensors-one-by-one"]
     assert cause.sentence.startswith("The gradients are averaged one by one: 10 all_reduce calls")
-    # What joining them wins is not known, because the transfer stays: at most nine calls.
     assert cause.saving is None
     assert cause.share == pytest.approx(9 / 41, abs=1e-3)
 
@@ -445,8 +422,6 @@ def test_gradients_that_are_averaged_one_by_one_are_named() -> None:
 def test_parameters_that_are_averaged_one_by_one_are_not_called_gradients(
     updates_are_seen: bool,
 ) -> None:
-    """The calls come after the update, or updates are not seen and the calls may be before one."""
-
     def body(script: Script, step: int) -> None:
         script.forward(10.0)
         script.backward(20.0)
@@ -492,7 +467,6 @@ def bursts_of(ranks_calls: int, op: str, **fields: Any):  # type: ignore[no-unty
 
 
 def test_tensors_of_several_owners_are_not_joined_into_one_broadcast() -> None:
-    """Each rank updates its half of the parameters, and hands them out."""
     found = causes_of(
         bursts_of(12, "broadcast", aux=lambda place: place // 6),
         trained=parameters(480_000),
@@ -523,7 +497,6 @@ SEARCHED = {
 
 
 def searched(script: Script, step: int) -> None:
-    """The exchange of 4 MB, and 1 ms for the marks of 100 parameters."""
     script.forward(10.0)
     script.backward(20.0, {4 * MB: 2.0}, marks={400: 1.0})
     script.work(1.0, Phase.OPTIMIZER)
@@ -568,7 +541,6 @@ def test_buckets_of_the_default_cap_are_usual(cap: int | None) -> None:
 
 
 def embedded(script: Script, step: int) -> None:
-    """A small bucket, then the embedding's, which is ready last and takes 8 ms."""
     script.forward(10.0)
     script.backward(20.0, {MB: 0.5, 60 * MB: 8.0})
     script.work(1.0, Phase.OPTIMIZER)
@@ -585,8 +557,6 @@ def test_a_huge_embedding_that_is_ready_last_is_named() -> None:
 
 
 def alone(ms: float, every: int, forwards: int = 0):  # type: ignore[no-untyped-def]
-    """Rank 0 works alone for ``ms`` in some steps; with ``forwards``, in as many forward passes."""
-
     def body(script: Script, step: int) -> None:
         if script.rank.rank == 0 and step % every == every - 1:
             for _ in range(forwards):
@@ -610,7 +580,7 @@ def test_a_rank_that_works_alone_now_and_then_is_named() -> None:
     assert "in the background keeps nobody waiting: this saves up to 26.7 %" in cause.sentence
     assert "async_save" in cause.fix
     assert "{YOUR_FOLDER}/{YOUR_STEP}" in cause.fix, "a save over another leaves a mixture"
-    # Six of 30 steps of 33 ms are 60 ms longer, and 30 ms if both ranks do half of the work.
+    # Six of 30 steps take 60 ms more than 33 ms, or 30 ms more if both ranks share the work.
     assert saved(cause) == pytest.approx(6 * 30 / (30 * 33 + 6 * 60), abs=5e-3)
 
 
@@ -620,13 +590,12 @@ def test_a_checkpoint_is_told_by_the_script_and_written_in_the_background(
 ) -> None:
     train = tmp_path / "train.py"
     train.write_text(f"for step in range(40):\n{also}    torch.save(model.state_dict(), 'x')\n")
-    os.utime(train, (0, 0))  # it is as it ran
+    os.utime(train, (0, 0))
     found = causes_of(alone(60.0, 5), steps=31, models=0, script_path=str(train))
     cause = found["rank-alone"]
     told = "Rank 0 works alone (the script's loop saves a checkpoint) every 5 steps"
     assert (told in cause.sentence) == is_checkpoint
     assert ("wins more than dividing it over the ranks" in cause.sentence) == is_checkpoint
-    # All of the 60 ms in six steps, or half of them.
     won = 6 * (60 if is_checkpoint else 30)
     assert saved(cause) == pytest.approx(won / (30 * 33 + 6 * 60), abs=5e-3)
 
@@ -635,10 +604,9 @@ def test_a_checkpoint_is_told_by_the_script_and_written_in_the_background(
 def test_a_checkpoint_is_told_by_the_time_in_which_the_rank_saved(
     ms: float, is_checkpoint: bool, tmp_path: Path
 ) -> None:
-    """Also if the script's loop saves something, but not for long."""
     train = tmp_path / "train.py"
     train.write_text("for step in range(40):\n    torch.save(model.state_dict(), 'x')\n")
-    os.utime(train, (0, 0))  # it is as it ran
+    os.utime(train, (0, 0))
 
     def body(script: Script, step: int) -> None:
         begin_ms = script.now_ms
@@ -671,7 +639,7 @@ def test_pictures_that_a_rank_saves_are_no_checkpoints(
 ) -> None:
     train = tmp_path / "train.py"
     train.write_text(f"for step in range(40):\n    {line}\n")
-    os.utime(train, (0, 0))  # it is as it ran
+    os.utime(train, (0, 0))
     found = causes_of(alone(60.0, 5), steps=31, models=0, script_path=str(train))
     assert ("loop saves a checkpoint" in found["rank-alone"].sentence) == is_checkpoint
 
@@ -698,9 +666,9 @@ def test_no_checkpoint_is_told_of_if_the_script_writes_none(
 ) -> None:
     train = tmp_path / "train.py"
     train.write_text(f"for step in range(40):\n{loop}")
-    os.utime(train, (0, 0))  # it is as it ran
+    os.utime(train, (0, 0))
     (tmp_path / "parts").mkdir()
-    (tmp_path / "parts" / "helpers.py").write_text("")  # no stack shows it: it is not read
+    (tmp_path / "parts" / "helpers.py").write_text("")
     found = causes_of(alone(60.0, 5), steps=31, models=0, script_path=str(train))
     cause = found["rank-alone"]
     assert ("checkpoint" not in cause.sentence) == prepares
@@ -713,7 +681,6 @@ def test_a_rank_that_evaluates_alone_is_told_by_its_forward_passes() -> None:
     assert "Rank 0 evaluates alone (6 more forward passes)" in cause.sentence
     assert "DistributedSampler" in cause.fix
     assert "background" not in cause.sentence
-    # Of 60 ms, 30 remain if both ranks evaluate half of the data.
     assert saved(cause) == pytest.approx(6 * 30 / (30 * 33 + 6 * 60), abs=5e-3)
 
 
@@ -770,7 +737,6 @@ def test_ranks_that_take_turns_at_being_late_are_named() -> None:
     assert list(found) == ["ranks-in-turns"]
     cause = found["ranks-in-turns"]
     assert cause.sentence.startswith("Ranks 0, 1 take turns at being late: in 20 of 60 steps")
-    # If both work longer in the same steps, ten of twenty delays of 20 ms remain.
     assert saved(cause) == pytest.approx(200 / (60 * 33 + 400), abs=0.01)
 
 
@@ -807,8 +773,6 @@ def test_garbage_that_ranks_collect_in_turns_is_named(every: int, times: int) ->
 
 
 def test_a_collection_after_the_job_s_begin_is_not_in_turns() -> None:
-    """Each rank collects garbage once, for long, as after a compilation."""
-
     def body(script: Script, step: int) -> None:
         trained(script)
         if step == 2 + script.rank.rank:

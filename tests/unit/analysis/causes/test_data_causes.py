@@ -1,5 +1,3 @@
-"""Causes that lie in how the ranks get their data: batches of unequal work, or from one rank."""
-
 from __future__ import annotations
 
 import random
@@ -14,7 +12,6 @@ Body = Callable[[Script, int], None]
 
 
 def lengths(step: int, rank: int) -> float:
-    """Work of a rank's batch in ms, drawn for each rank and step."""
     return random.Random(1000 * step + rank).choice([4.0, 8.0, 16.0, 32.0])
 
 
@@ -58,8 +55,6 @@ def test_a_rank_that_always_has_more_work_is_not_called_uneven() -> None:
 
 
 def sent(size: int, op: str = "broadcast", roots: int = 1, after: bool = False) -> Body:
-    """Rank 0, or each of some ranks in turn, reads for 10 ms and sends ``size`` bytes."""
-
     def body(script: Script, step: int) -> None:
         def send() -> None:
             root = step % roots
@@ -104,7 +99,7 @@ def test_pickled_objects_are_no_batches() -> None:
     assert set(found) == {"pickled-objects", "rank-busier"}
     fix = found["pickled-objects"].fix
     assert "torch.distributed.broadcast_object_list(YOUR_OBJECTS, src=0)" in fix
-    assert "loss" not in fix  # three numbers would not take half a megabyte
+    assert "loss" not in fix
 
 
 @pytest.mark.parametrize(

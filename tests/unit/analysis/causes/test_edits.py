@@ -1,5 +1,3 @@
-"""Fixes in the lines and names of a script: their text, and what the changed script does."""
-
 from __future__ import annotations
 
 import ast
@@ -163,7 +161,6 @@ def test_the_condition_of_the_update_tells_the_last_pass(setter: str) -> None:
 
 
 def run_passes(text: str, loader: list[object]) -> list[bool]:
-    """Runs a script with a model that notes whether each backward pass exchanges gradients."""
     exchanged: list[bool] = []
 
     class Model:
@@ -293,13 +290,13 @@ def test_steps_are_those_of_the_loop_that_updates(epochs: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        # the update is in a function, so the loop may be over steps
+        # A function makes the update, so the loop may be over the steps.
         "for b in l:\n    net(b).backward()\n    if b.last:\n        update()\nscheduler.step()\n",
-        # what remains is updated after the loop
+        # An update after the loop uses the remaining micro batches.
         "for i, b in l:\n    net(b).backward()\n    if i % 4 == 3:\n        o.step()\no.step()\n",
-        # the count has changed when the script asks for it
+        # The script changes the count before the condition.
         "for b in l:\n    net(b).backward()\n    s.n += 1\n    if s.n == 4:\n        o.step()\n",
-        # the wrapper has another name there
+        # The function has another name for the model.
         "def f(m):\n    for b in l:\n        m(b).backward()\n    o.step()\n",
     ],
 )
@@ -366,7 +363,6 @@ def test_lines_of_a_string_are_not_indented_anew(loop: str, text: str) -> None:
 
     assert any(fixes(_MADE + loop.format("")))
     assert not any(fixes(_MADE + loop.format(text)))
-    # A string of one line is no obstacle, nor are strings that stand below each other.
     assert any(fixes(_MADE + loop.format('    net.note = ("""one"""\n      "two")\n')))
 
 
@@ -385,7 +381,7 @@ def test_what_stands_left_of_a_loop_does_not_move_the_loop() -> None:
 
 
 def test_files_are_read_if_they_are_the_users_and_as_they_ran(tmp_path: Path) -> None:
-    folder = tmp_path / "commprof_jobs"  # begins like the package, and is not of it
+    folder = tmp_path / "commprof_jobs"
     folder.mkdir()
     train, changed_later = folder / "train.py", folder / "model.py"
     for file in (train, changed_later):
@@ -409,7 +405,7 @@ def test_files_are_read_if_they_are_the_users_and_as_they_ran(tmp_path: Path) ->
     ids=["no workers", "0 workers", "a loader per epoch", "a loader per loop"],
 )
 def test_workers_persist_only_in_a_loader_that_has_some_and_lasts(text: str) -> None:
-    """With no workers the setting is an error; a new loader starts its own workers all the same."""
+    """``persistent_workers`` without workers is an error, and a new loader starts new workers."""
     assert workers_restarted._edit(script(text)) == ""
 
 

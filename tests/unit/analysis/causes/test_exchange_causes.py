@@ -1,5 +1,3 @@
-"""Exchanges that are made twice, too late, in each layer, in each pass or in new groups."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -34,7 +32,6 @@ def trained(parameters: int, ddp: int) -> dict[str, Any]:
 
 
 def again(op: str, size: int, after_update: bool, script: Script, step: int) -> None:
-    """A DDP model of 4 MB, and a call of the script before or after the update."""
     script.forward(10.0)
     script.backward(20.0, {4 * MB: 2.0})
     if not after_update:
@@ -73,7 +70,6 @@ def test_other_tensors_and_models_that_ddp_does_not_reduce_may_be_sent(
 
 
 def shown(passes: int, calls: int, script: Script, step: int) -> None:
-    """Micro batches of which the first ``calls`` reduce a scalar for 1 ms."""
     for number in range(passes):
         script.forward(5.0)
         if number < calls:
@@ -97,7 +93,6 @@ def test_scalars_of_some_micro_batches_or_of_one_are_usual(passes: int, calls: i
 
 
 def own(inside: bool, after_update: bool, script: Script, step: int) -> None:
-    """Gradients of 4 MB that the script reduces for 8 ms."""
     begin = script.now_ms
     script.forward(10.0)
     if inside:
@@ -149,8 +144,6 @@ def test_layers_that_exchange_statistics_are_named() -> None:
 
 
 def codebooks(reductions: tuple[int, ...], in_backward: bool, script: Script, step: int) -> None:
-    """Eight layers exchange small tensors in forward, and in backward too if it is a norm."""
-
     def exchanged() -> None:
         script.now_ms += 1.0
         for reduction in reductions:
@@ -168,13 +161,13 @@ def codebooks(reductions: tuple[int, ...], in_backward: bool, script: Script, st
 
 @pytest.mark.parametrize(("reductions", "remain"), [((0,), 1), ((0, 0), 1), ((0, 3), 2)])
 def test_sums_without_gradients_are_to_be_joined(reductions: tuple[int, ...], remain: int) -> None:
-    """Codebooks and scales of FP8 need no other norm: one call of each reduction remains."""
     found = causes_of(partial(codebooks, reductions, False))
     assert list(found) == ["statistics-each-layer"]
     cause = found["statistics-each-layer"]
     assert "with no gradient" in cause.sentence
     assert "one call after backward is enough" in cause.sentence
-    assert len(prose(f"Cause: {cause.sentence} The fix {cause.wins}.")) <= 5  # as on the card
+    # The card has five lines for this text.
+    assert len(prose(f"Cause: {cause.sentence} The fix {cause.wins}.")) <= 5
     assert "Norm" not in cause.fix
     assert "torch.distributed.all_reduce(flat)" in cause.fix
     calls = 8 * len(reductions)
@@ -182,8 +175,6 @@ def test_sums_without_gradients_are_to_be_joined(reductions: tuple[int, ...], re
 
 
 def test_a_norm_is_one_also_where_most_passes_have_no_gradient() -> None:
-    """As of a student and three teachers: backward has a quarter of forward's calls."""
-
     def body(script: Script, step: int) -> None:
         for _ in range(3):
             script.forward(2.0, *[partial(script.call, size=512, ms=0.5)] * 8)
@@ -239,7 +230,6 @@ def test_other_buckets_are_usual(sizes: tuple[int, ...], log: dict[str, Any]) ->
 
 
 def grouped(new: bool, ms: float, script: Script, step: int) -> None:
-    """Work of some ms before a call, in a new group in each step or always in the same group."""
     norms(0, 0, script, step)
     script.work(ms)
     script.call(ms=0.2, group=2 + step * new)
@@ -255,7 +245,7 @@ def test_groups_that_are_made_in_each_step_are_named() -> None:
 
 
 def layered(script: Script, step: int) -> None:
-    """Tensor parallelism without DDP: layers exchange in a forward pass that is not seen."""
+    """Layers of tensor parallelism communicate in a forward pass that capture does not see."""
     for place in range(6):
         script.work(2.0)
         script.call(size=40_000 + 4 * place, ms=1.0)
@@ -272,7 +262,6 @@ def test_calls_of_layers_are_not_joined_if_forward_was_not_seen() -> None:
 
 
 def staged(micro: int, slower_ms: float, script: Script, step: int) -> None:
-    """One of two stages: 10 ms of forward and 20 ms of backward; the second stage may be slower."""
     last = script.rank.rank == 1
     longer_ms = slower_ms * last
     waits_ms = (30.0 + slower_ms * (not last)) / micro
@@ -324,7 +313,6 @@ def test_of_a_slower_stage_only_its_longer_work_counts_as_waiting_for_it() -> No
 
 
 def two_models(script: Script, step: int) -> None:
-    """A GAN: each model has its own pass, update and scalar."""
     for _ in range(2):
         script.forward(5.0)
         script.call(ms=1.0)
@@ -333,7 +321,6 @@ def two_models(script: Script, step: int) -> None:
 
 
 def sent_by_each(script: Script, step: int) -> None:
-    """Each rank updates a half of the weights, and sends it."""
     script.forward(10.0)
     script.backward(20.0, {4 * MB: 2.0})
     script.work(1.0, Phase.OPTIMIZER)
@@ -342,7 +329,6 @@ def sent_by_each(script: Script, step: int) -> None:
 
 
 def gossip(script: Script, step: int) -> None:
-    """After backward, each rank of a ring averages weights with its neighbours."""
     rank, ranks = script.rank.rank, script.rank.world_size
     script.forward(10.0)
     script.backward(20.0)
@@ -354,7 +340,6 @@ def gossip(script: Script, step: int) -> None:
 
 
 def star(script: Script, step: int) -> None:
-    """Rank 0 learns from what the others send, and sends them the weights."""
     others = range(1, script.rank.world_size)
     if script.rank.rank:
         script.work(14.0)
@@ -370,7 +355,6 @@ def star(script: Script, step: int) -> None:
 
 
 def sliced(op: str, group: int, script: Script, step: int) -> None:
-    """Layers of DDP's model that exchange slices in their own group, or counts of tokens."""
     task = script.passes
     calls = [partial(script.call, size=16_000, ms=0.5, group=group)] * 6
     more = [partial(script.call, op, MB, 1.0)] * bool(op)
@@ -385,7 +369,6 @@ def sliced(op: str, group: int, script: Script, step: int) -> None:
 
 
 def large_layers(script: Script, step: int) -> None:
-    """Tensor parallelism whose activations have the bytes of the parameters."""
     for _ in range(4):
         script.work(3.0)
         script.call(size=MB, ms=1.0)
@@ -398,7 +381,6 @@ def large_layers(script: Script, step: int) -> None:
 
 
 def late_on_one(unseen: bool, buckets: dict[int, float], script: Script, step: int) -> None:
-    """Rank 1 computes for 8 ms more before a fast exchange; forward may be unseen."""
     ms = 10.0 + 8.0 * (script.rank.rank == 1)
     if unseen:
         script.work(ms)
@@ -434,8 +416,6 @@ def test_healthy_jobs_show_no_cause(body: Body, settings: dict[str, Any]) -> Non
 
 
 def with_unknown_sizes(unknown: str, scalars: int) -> Facts:
-    """A job with scalars, one broadcast of the script and a bucket; one kind has no known size."""
-
     def body(script: Script, step: int) -> None:
         script.forward(10.0)
         script.backward(20.0, {4 * MB: 2.0})
@@ -452,7 +432,7 @@ def with_unknown_sizes(unknown: str, scalars: int) -> Facts:
         }[unknown]
         made = facts.ranks._made  # type: ignore[attr-defined]
         made[position] = replace(calls, has_size=~of_kind)
-        told = SimpleNamespace(size=~of_kind)  # as of another profiler's recording
+        told = SimpleNamespace(size=~of_kind)
         object.__setattr__(calls.trace, "recorded", told)
     return facts
 

@@ -1,5 +1,3 @@
-"""The core that helper threads take from a training thread is divided among calls in progress."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -10,19 +8,17 @@ from commprof.analysis.causes.helper_delays import delays_by
 from commprof.trace.schema import Phase
 from tests.support.builders.caused import Script, facts_of
 
-#: Bytes of a bucket, so many that the 64 KiB that ``delays_by`` adds for each call do not matter.
+#: ``delays_by`` adds 64 KiB to each call, which hardly matters beside so many bytes.
 LARGE = 300_000_000
 
 
 def sharing(script: Script, step: int) -> None:
-    """Two buckets, one three times as large, keep the training thread from its core for 4 ms."""
     script.forward(10.0)
     script.backward(20.0, {3 * LARGE: 1.0, LARGE: 1.0}, held_ms=4.0)
     script.work(1.0, Phase.OPTIMIZER)
 
 
 def delay_ms(larger: bool, threads: int = 1, bytes_remain: bool = False) -> float:
-    """Delay per step by the larger or the smaller buckets of the first rank."""
     facts = facts_of(sharing, threads=threads)
     calls = facts.first
     mask = buckets_of_ddp(calls) & ((calls.size_bytes > LARGE) == larger)
@@ -33,8 +29,7 @@ def delay_ms(larger: bool, threads: int = 1, bytes_remain: bool = False) -> floa
 
 
 def test_calls_in_progress_share_the_delay_by_their_bytes() -> None:
-    # The delay was read for 14 ms. In these, the larger bucket is done after 1 ms and the smaller
-    # one after 2 ms: so all of their bytes count.
+    # Both buckets are complete while the delay lasts, so their bytes divide the 4 ms by 3 : 1.
     assert delay_ms(larger=True) == pytest.approx(3.0, abs=0.01)
     assert delay_ms(larger=False) == pytest.approx(1.0, abs=0.01)
 

@@ -1,5 +1,3 @@
-"""Causes that settings, interfaces and comparisons of the ranks show, and their healthy twins."""
-
 from __future__ import annotations
 
 import os
@@ -26,7 +24,6 @@ UNUSED = {
 
 
 def searched(script: Script, step: int) -> None:
-    """The exchange of 4 MB, and 1 ms for the marks of 100 parameters."""
     script.forward(10.0)
     script.backward(20.0, {4 * MB: 2.0}, marks={400: 1.0})
     script.work(1.0, Phase.OPTIMIZER)
@@ -101,7 +98,7 @@ def test_units_that_are_gathered_again_in_backward_are_named_if_there_is_memory(
     assert list(found) == ["fsdp-gathers-twice"]
     cause = found["fsdp-gathers-twice"]
     assert "There is memory for the whole model, 12 MB per rank." in cause.sentence
-    # Six of 18 collectives of 1 ms go; compute takes 36 ms, the update 1 ms.
+    # The fix removes six of 18 collectives of 1 ms each; compute takes 36 ms, the update 1 ms.
     assert saved(cause) == pytest.approx(6 / 55, abs=1e-3)
     assert "YOUR_MODEL.set_reshard_after_forward(False)" in cause.fix
 
@@ -118,7 +115,6 @@ def test_units_that_are_kept_or_gathered_in_little_time_or_too_large_are_usual()
 
 
 def on_device(host_ms: float, script: Script, step: int) -> None:
-    """Gradients on the device, and two scalars on the host after the update."""
     script.forward(10.0)
     script.call(size=4 * MB, ms=2.0, flags=FLAG_DEVICE_ASYNC)
     script.work(1.0, Phase.OPTIMIZER)
@@ -148,7 +144,6 @@ def test_without_devices_tensors_of_the_host_are_usual() -> None:
 
 
 def linked(idle_mbit: int, ms: float, script: Script, step: int) -> None:
-    """Two ranks on two hosts, whose data went over eth0."""
     script.rank.metadata["machine"].update(
         boot_id=f"boot {script.rank.rank}", hostname=f"host {script.rank.rank}"
     )
@@ -193,7 +188,6 @@ def test_a_rank_with_fewer_batches_is_named() -> None:
 
 
 def in_turns(groups: tuple[int, ...], script: Script, step: int) -> None:
-    """Calls of 1 ms, one after the other, in these groups."""
     script.rank.groups[2] = ("rows", 2)
     trained(script, step)
     for group in groups:
@@ -214,7 +208,6 @@ def test_few_calls_of_two_groups_are_usual(groups: tuple[int, ...]) -> None:
 
 
 def queued(scatter_ms: float, apart: bool, script: Script, step: int) -> None:
-    """Backward gathers a unit while the last one's gradients are reduced, in one group or two."""
     rank, size = script.rank, 2 * MB
     rank.groups[2] = ("scatter", 2)
 
@@ -325,7 +318,6 @@ def test_threads_that_fit_or_that_have_cores_are_usual(threads: int, no_core_ms:
 
 
 def compared(script: Script, ms: float) -> None:
-    """A step whose only exchange blocks inside its issuing call."""
     script.forward(10.0)
     script.call(size=4 * MB, ms=ms)
     script.work(10.0, Phase.OPTIMIZER)
@@ -344,7 +336,7 @@ def test_the_line_that_sets_the_debug_level_is_named_and_deleted(tmp_path: Path)
     train.write_text(
         "import torch.distributed as dist\ndist.set_debug_level(dist.DebugLevel.DETAIL)\n"
     )
-    os.utime(train, (0, 0))  # not changed since it ran
+    os.utime(train, (0, 0))  # the script has not changed since the run
     found = causes_of(
         lambda script, _: compared(script, 5.0), debug_level="DETAIL", script_path=str(train)
     )

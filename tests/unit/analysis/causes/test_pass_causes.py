@@ -1,5 +1,3 @@
-"""Causes that the ranks' passes over DataLoaders show: what each rank reads, and in which order."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,13 +11,11 @@ from tests.support.builders.caused import Script, causes_of, saved
 from tests.support.builders.traces import MS
 
 MB = 1 << 20
-#: Steps of an epoch.
 EPOCH = 5
 STEPS = 21
 
 
 def passed(script: Script, begin_ms: float, **noted: int) -> None:
-    """Notes a pass over a DataLoader from a time until now."""
     noted = {"sampler": 0, "epoch": 0, "seed": 0, "batches": 5, "contents": 4, "length": 5} | noted
     noted |= {"begin_ns": round(begin_ms * MS), "end_ns": round(script.now_ms * MS)}
     kept: dict[str, list[int]] = script.rank.metadata.setdefault("data_passes", {})
@@ -30,7 +26,6 @@ def passed(script: Script, begin_ms: float, **noted: int) -> None:
 def trained(
     read: Callable[[int, int], dict[str, int]], inside: Callable[[Script], None] | None = None
 ) -> Callable[[Script, int], None]:
-    """Epochs of steps of 33 ms; ``read``: what a pass reads, by rank and number of the epoch."""
     begun: dict[int, float] = {}
 
     def body(script: Script, step: int) -> None:
@@ -72,15 +67,14 @@ def test_a_sampler_that_each_epoch_makes_anew_is_named() -> None:
 @pytest.mark.parametrize(
     "read",
     [
-        lambda rank, epoch: unset(rank, epoch, number=epoch + 1),  # set
-        lambda rank, epoch: unset(rank, epoch, sampler=0) | {"epoch": 0},  # does not shuffle
+        lambda rank, epoch: unset(rank, epoch, number=epoch + 1),
+        # The sampler does not shuffle.
+        lambda rank, epoch: unset(rank, epoch, sampler=0) | {"epoch": 0},
         lambda rank, epoch: unset(rank, epoch, sampler=1 + epoch % 2, number=1 + epoch),
         lambda rank, epoch: unset(rank, epoch) | {"seed": 1000 + epoch},
-        # Several passes over the samples of each of two collections.
         lambda rank, epoch: unset(rank, epoch, number=1 + epoch // 4),
-        # Samplers of their own, and batches of which a part was not compared.
+        # A checksum of 0 means that a part of the batches was not compared.
         lambda rank, epoch: {"checksum": 0, "contents": 0, "sampler": epoch + 1, "epoch": 1},
-        # Each epoch reads other data, through a sampler of its own.
         lambda rank, epoch: {"checksum": 10 * rank + epoch, "sampler": epoch + 1, "epoch": 1},
     ],
 )
@@ -103,10 +97,6 @@ def evaluated(
     inside: Callable[[Script], None] | None = None,
     loads: bool = False,
 ) -> Callable[[Script, int], None]:
-    """After each epoch the ranks evaluate batches, with a call in the forward pass of each.
-
-    ``loads``: they only load the batches.
-    """
     train = trained(divided, inside)
 
     def body(script: Script, step: int) -> None:
@@ -129,7 +119,6 @@ def test_samples_that_every_rank_evaluates_are_named_with_what_a_part_wins() -> 
     cause = found["evaluated-by-all"]
     said = "loads the same samples for an evaluation, 4 times in 20 steps: 8 batches in 64 ms"
     assert said in cause.sentence
-    # Half of 64 ms, four times in 20 steps of 33 ms.
     assert cause.share == pytest.approx(4 * 32 / (20 * 33 + 4 * 64), abs=1e-3)
     assert saved(cause) == pytest.approx(4 * 32 / (20 * 33 + 4 * 64), abs=2e-3)
 
@@ -139,9 +128,10 @@ def test_samples_that_every_rank_evaluates_are_named_with_what_a_part_wins() -> 
     [
         (divided, {}),
         (lambda *_: {"checksum": 5}, {"loads": True}),
-        (lambda *_: {"checksum": 0, "contents": 0}, {}),  # a part was not compared
-        (lambda *_: {"checksum": 5, "contents": 1}, {}),  # one batch, or constant data
-        (lambda *_: {"checksum": 5}, {"batches": 1, "each_ms": 2.0}),  # a small evaluation
+        (lambda *_: {"checksum": 0, "contents": 0}, {}),
+        # There is one batch, or all batches are equal.
+        (lambda *_: {"checksum": 5, "contents": 1}, {}),
+        (lambda *_: {"checksum": 5}, {"batches": 1, "each_ms": 2.0}),
     ],
 )
 def test_an_evaluation_of_parts_or_of_few_samples_is_right(
@@ -171,7 +161,6 @@ def test_a_job_without_ddp_may_divide_a_batch() -> None:
 def begun(
     every: int, loads_ms: float, script: Script, step: int, workers: bool = False, **noted: int
 ) -> None:
-    """A pass of a hundred batches, left after its first batch, in every ``every``-th step."""
     if step % every == 0:
         begin = script.now_ms
         if workers:
@@ -194,13 +183,12 @@ def test_a_pass_that_each_step_begins_for_one_batch_is_named() -> None:
     assert "of 100 batches" in cause.sentence
     assert "the same batch" not in cause.sentence
     assert "iter(YOUR_LOADER)  # once" in cause.fix
-    # Workers start for 4 ms and load for 8 ms, in steps of 44 ms.
     assert "12 ms per step" in cause.sentence
     assert cause.share == pytest.approx(12 / 44, abs=1e-3)
 
 
 def test_at_most_the_time_around_each_pass_is_won() -> None:
-    """The iterator is deleted after the batch has come."""
+    """The work of 6 ms stands for the deletion of the iterator."""
 
     def body(script: Script, step: int) -> None:
         begin = script.now_ms
@@ -227,10 +215,10 @@ def test_the_first_batch_of_each_pass_may_be_the_same() -> None:
     ("every", "loads_ms", "noted"),
     [
         (1, 8.0, {"length": 1}),  # the data are one batch
-        (1, 8.0, {"length": 0}),  # their length is not known
-        (1, 8.0, {"batches": 100}),  # whole passes
-        (4, 8.0, {}),  # a batch of validation data now and then
-        (1, 0.5, {}),  # it costs nothing
+        (1, 8.0, {"length": 0}),
+        (1, 8.0, {"batches": 100}),
+        (4, 8.0, {}),  # such a step may read validation data
+        (1, 0.5, {}),
     ],
 )
 def test_passes_of_one_batch_may_be_meant(

@@ -1,5 +1,3 @@
-"""Numbers that ranks exchange although they train apart, and anomaly detection that is left on."""
-
 from __future__ import annotations
 
 import os
@@ -19,10 +17,7 @@ STEPS = 31
 def averaging(
     every: int, number: int = 1, size: int = 4, seldom: bool = False
 ) -> Callable[[Script, int], None]:
-    """Steps of 31 ms, with 1 ms for each of some small calls; weights are averaged in few steps.
-
-    ``seldom``: the small calls are only in the steps that average.
-    """
+    """Every ``every``-th step averages weights; with ``seldom``, no other step has small calls."""
 
     def body(script: Script, step: int) -> None:
         averages = step % every == every - 1
@@ -46,17 +41,17 @@ def test_a_number_in_every_step_of_ranks_that_train_apart_is_named() -> None:
     cause = found["scalar-each-step"]
     assert "In 27 of 30 steps the ranks exchange nothing but numbers" in cause.sentence
     assert "in 1 all_reduce call of each step" in cause.sentence
-    # 27 calls of 2 ms; 30 steps of 33 ms, of which three average for 5 ms.
+    # The fix removes 27 calls of 2 ms from 30 steps of 33 ms, three of which average for 5 ms.
     assert saved(cause) == pytest.approx(27 * 2 / (30 * 33 + 3 * 5), abs=1e-3)
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        averaging(every=2),  # weights in half of the steps
+        averaging(every=2),
         averaging(every=10, seldom=True),
-        averaging(every=10, size=1 << 20),  # not numbers
-        averaging(every=1000),  # nothing but numbers: the ranks do not train together
+        averaging(every=10, size=1 << 20),
+        averaging(every=1000),  # the ranks exchange only numbers, so they do not train together
     ],
 )
 def test_other_exchanges_are_not_numbers_between_averages(
@@ -79,8 +74,6 @@ def test_a_number_beside_the_gradients_of_each_step_is_not_named() -> None:
 
 @pytest.mark.parametrize("every", [4, 8])
 def test_a_number_of_each_micro_batch_of_ddp_s_accumulation_is_not_named(every: int) -> None:
-    """Each micro batch is a step of the recording; only the last one has gradients to exchange."""
-
     def body(script: Script, step: int) -> None:
         last = step % every == every - 1
         script.call(size=4, ms=2.0)
@@ -93,8 +86,6 @@ def test_a_number_of_each_micro_batch_of_ddp_s_accumulation_is_not_named(every: 
 
 
 def debugged(ranks: set[int], until: int = 99) -> Callable[[Script, int], None]:
-    """Backward passes of some ranks run in anomaly mode, in the first steps."""
-
     def body(script: Script, step: int) -> None:
         script.forward(10.0)
         begin_ms = script.now_ms
@@ -120,7 +111,7 @@ def test_anomaly_detection_on_one_rank_is_named_with_the_number_of_ranks() -> No
 
 
 def test_what_anomaly_detection_does_is_not_said_of_passes_that_may_run_without_it() -> None:
-    """Only backward is known to run in the mode: forward may not, and NaN may not be looked for."""
+    """Capture sees only that backward runs in anomaly mode."""
     cause = causes_of(debugged({0, 1}))["anomaly-mode"]
     assert "in each forward pass in this mode" in cause.sentence
     assert "unless check_nan=False says otherwise" in cause.sentence
@@ -137,7 +128,7 @@ def test_anomaly_detection_that_is_off_or_on_for_few_steps_is_right(
 def test_the_line_that_turns_anomaly_detection_on_is_named_and_deleted(tmp_path: Path) -> None:
     train = tmp_path / "train.py"
     train.write_text("import torch\ntorch.autograd.set_detect_anomaly(True)\n")
-    os.utime(train, (0, 0))  # not changed since it ran
+    os.utime(train, (0, 0))  # the script has not changed since the run
     cause = causes_of(debugged({0, 1}), script_path=str(train))["anomaly-mode"]
     assert "set at train.py:2, is left on" in cause.sentence
     assert cause.fix == "# delete train.py:2"

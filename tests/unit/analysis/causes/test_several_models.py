@@ -1,5 +1,3 @@
-"""Jobs of several DDP models: needless gradients, a model per module, healthy look-alikes."""
-
 from __future__ import annotations
 
 from functools import partial
@@ -11,12 +9,11 @@ from commprof.trace.schema import Phase
 from tests.support.builders.caused import Script, causes_of, saved
 
 MB = 1_000_000
-#: A discriminator of 4 MB and a generator of 1 MB.
 D, G = {4 * MB: 4.0}, {MB: 1.0}
 
 
 def trained(*cycle: list[int], sizes: tuple[int, ...] = (4 * MB, MB)) -> dict[str, Any]:
-    """Metadata on models of these sizes, and on those that each of the first updates trained."""
+    """Each list of ``cycle`` names the models that one update trains."""
     return {
         "parameter_bytes": sum(sizes),
         "sharded": False,
@@ -31,7 +28,6 @@ def trained(*cycle: list[int], sizes: tuple[int, ...] = (4 * MB, MB)) -> dict[st
 
 
 def gan(passes: list[dict[int, float]], updates: int, script: Script, step: int) -> None:
-    """Passes of 15 ms and what they exchange; each is followed by updates of 1 ms."""
     for buckets in passes:
         script.forward(5.0)
         script.backward(10.0, buckets)
@@ -44,7 +40,7 @@ def test_gradients_of_a_discriminator_in_the_generator_s_pass_are_needless() -> 
     assert list(found) == ["ddp-other-model"]
     cause = found["ddp-other-model"]
     assert "exchanges 4 MB of gradients per step for nothing" in cause.sentence
-    # 4 ms of two passes of 15 ms, 9 ms of exchanges and two updates of 1 ms.
+    # The fix removes 4 ms; a step has 30 ms of passes, 9 ms of exchanges and 2 ms of updates.
     assert saved(cause) == pytest.approx(4 / 41, abs=1e-3)
     assert "requires_grad_(False)" in cause.fix
 
@@ -57,7 +53,6 @@ def test_every_micro_batch_of_the_generator_s_pass_is_needless() -> None:
 
     cause = causes_of(body, models=2, trained=trained([0], [1]))["ddp-other-model"]
     assert "exchanges 8 MB of gradients per step for nothing" in cause.sentence
-    # 4 ms in each of two passes; four passes of 15 ms, 18 ms of exchanges, two updates of 1 ms.
     assert saved(cause) == pytest.approx(8 / 80, abs=1e-3)
 
 
@@ -70,14 +65,15 @@ def test_a_generator_that_is_updated_in_every_second_round_is_told_too() -> None
     ("passes", "updates", "about"),
     [
         ([D, G], 1, trained([0], [1])),  # the discriminator is frozen during the second pass
-        ([D, {**D, **G}], 1, trained([0], [0, 1])),  # the second update trains both
-        ([{**D, **G}, {**D, **G}], 2, trained([0], [1])),  # two optimizers after each pass
-        ([D, {**D, **G}], 1, trained([0], [])),  # the other update trains none of the models
-        ([D, {**D, **G}], 1, trained([1], [0])),  # the updates do not fit to the passes
-        ([D, {**D, **G}], 1, trained([0], [1], sizes=(3 * MB, MB))),  # nor the bytes
+        ([D, {**D, **G}], 1, trained([0], [0, 1])),  # the second update trains both models
+        ([{**D, **G}, {**D, **G}], 2, trained([0], [1])),
+        ([D, {**D, **G}], 1, trained([0], [])),
+        ([D, {**D, **G}], 1, trained([1], [0])),
+        # The bytes of the models do not match the buckets.
+        ([D, {**D, **G}], 1, trained([0], [1], sizes=(3 * MB, MB))),
         ([D, {**D, **G}], 1, {**trained([0], [1]), "updated_models": [[0]] * 5 + [[1]] * 5}),
         ([D, {**D, **G}], 1, {**trained([0], [1]), "ddp_model_bytes": []}),
-        # the second update may use the sum of the gradients of both passes
+        # The second update may use the sum of the gradients of both passes.
         ([D, {**D, **G}], 1, {**trained([0], [1]), "kept_gradients": [[], *[[], [0]] * 4, []]}),
     ],
 )
@@ -93,18 +89,15 @@ def test_needless_gradients_that_take_little_are_not_named() -> None:
     assert causes_of(partial(gan, [tiny, {**tiny, **other}], 1), models=2, trained=sizes) == {}
 
 
-#: Buckets of twelve modules of 100 kB on average.
 MODULES = {40_000 + 10_000 * number + number * 909: 0.5 + 0.01 * number for number in range(12)}
 CAP = 25 * 2**20
 
 
 def log_of(buckets: dict[int, float]) -> dict[str, Any]:
-    """DDP's log of each of twelve models."""
     return {"bucket_cap_bytes": CAP, "parameter_bytes": [sum(buckets) // 12]}
 
 
 def wrapped(passes: int, buckets: dict[int, float], script: Script, step: int) -> None:
-    """Passes that each exchange a part of the buckets."""
     sizes = list(buckets)
     for number in range(passes):
         script.forward(10.0)
@@ -113,7 +106,6 @@ def wrapped(passes: int, buckets: dict[int, float], script: Script, step: int) -
 
 
 def experts(script: Script, step: int) -> None:
-    """A pass of twelve models, every second of them in another group of ranks."""
     script.rank.groups[2] = ("experts", 2)
     script.forward(10.0)
     begin, task = script._now, script.passes
@@ -142,7 +134,6 @@ def test_modules_that_are_wrapped_one_by_one_are_told() -> None:
     assert cause.sentence.startswith("12 modules are DDP models of their own")
     assert "12 buckets of 100 kB" in cause.sentence or "12 buckets of 95" in cause.sentence
     assert "One DDP model of all modules would make 2 buckets" in cause.sentence
-    # Two calls of one latency replace twelve; nothing hides them in this job.
     assert 0.05 < saved(cause) < sum(MODULES.values()) / 37
 
 
@@ -152,7 +143,7 @@ LARGE = {20 * size: ms for size, ms in MODULES.items()}
 @pytest.mark.parametrize(
     ("passes", "buckets", "settings"),
     [
-        (12, MODULES, {"models": 12, "log": log_of(MODULES)}),  # each model has its own pass
+        (12, MODULES, {"models": 12, "log": log_of(MODULES)}),
         (1, LARGE, {"models": 12, "log": log_of(LARGE)}),
         (1, MODULES, {"models": 3, "log": log_of(MODULES)}),
         (1, dict.fromkeys(MODULES, 0.01), {"models": 12, "log": log_of(MODULES)}),

@@ -1,5 +1,3 @@
-"""The causes that concern FSDP2, on passes whose collectives take 1 ms each."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -16,7 +14,7 @@ Body = Callable[[Script, int], None]
 
 
 def passes(*sizes: int, ms: float = 5.0, again: bool = True, reduced: tuple[bool, ...]) -> Body:
-    """Steps of one pass per entry of ``reduced``, and an update of 1 ms."""
+    """A step has a pass for each entry of ``reduced``, which says whether the pass reduces."""
 
     def body(script: Script, step: int) -> None:
         for is_reduced in reduced:
@@ -41,7 +39,6 @@ def test_one_unit_for_the_whole_model_is_named() -> None:
     assert list(found) == ["fsdp-one-unit"]
     cause = found["fsdp-one-unit"]
     assert "all 24 MB are gathered in one call" in cause.sentence
-    # Two calls of 1 ms beside 15 ms of compute and the update.
     assert cause.share == pytest.approx(2 / 18, abs=1e-3)
 
 
@@ -62,7 +59,7 @@ def test_a_reduction_of_every_micro_batch_is_named() -> None:
     assert list(found) == ["fsdp-every-pass"]
     cause = found["fsdp-every-pass"]
     assert "in 3 of the 3 backward passes" in cause.sentence
-    # Of three passes of 2 + 24 + 2 ms and an update, four reductions go.
+    # The fix removes four reductions of 1 ms from three passes of 28 ms and an update of 1 ms.
     assert saved(cause) == pytest.approx(4 / 85, abs=1e-3)
 
 
@@ -75,10 +72,7 @@ def micro_batches(
     kept: bool = False,
     memory: int = 8000 * MB,
 ) -> Body:
-    """Passes over two units of 8 MB, one for each entry of ``stacks``, which reduce once.
-
-    ``between``: phases of 1 ms between the passes. ``kept``: only the first pass gathers.
-    """
+    """Only the last pass of a step reduces; with ``kept``, only the first pass gathers."""
 
     def body(script: Script, step: int) -> None:
         script.rank.metadata["machine"]["memory_bytes"] = memory
@@ -100,7 +94,7 @@ def test_a_model_that_each_micro_batch_gathers_is_named() -> None:
     assert "in the forward pass of each of the 4 micro batches of an update" in cause.sentence
     assert "The whole model is 16 MB per rank" in cause.sentence
     assert "set_reshard_after_backward(last)" in cause.fix
-    # Four passes of 8 ms with two scatters and an update; three times two gathers of 1 ms go.
+    # The fix removes six gathers of 1 ms from a step of 4 x 8 + 2 + 1 = 35 ms.
     assert cause.share == pytest.approx(6 / 35, abs=1e-3)
     assert saved(cause) == pytest.approx(6 / 35, abs=1e-3)
 
@@ -108,13 +102,14 @@ def test_a_model_that_each_micro_batch_gathers_is_named() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        micro_batches((LINE,)),  # no accumulation
-        micro_batches((LINE,) * 4, kept=True),  # the model is kept until the update
-        micro_batches((LINE,) * 4, memory=600 * MB),  # there is no memory to keep it
-        micro_batches((LINE, ("/job/train.py:24 train",))),  # two models with one optimizer
-        micro_batches(((), (), ())),  # nobody knows which lines call the model
-        micro_batches((LINE,) * 4, between=(Phase.OPTIMIZER,)),  # an update after each pass
-        micro_batches((LINE,) * 4, between=(Phase.FORWARD,)),  # a frozen teacher
+        micro_batches((LINE,)),
+        micro_batches((LINE,) * 4, kept=True),
+        micro_batches((LINE,) * 4, memory=600 * MB),
+        micro_batches((LINE, ("/job/train.py:24 train",))),
+        micro_batches(((), (), ())),
+        micro_batches((LINE,) * 4, between=(Phase.OPTIMIZER,)),
+        # A frozen teacher runs between the passes.
+        micro_batches((LINE,) * 4, between=(Phase.FORWARD,)),
     ],
     ids=["one pass", "kept", "memory", "two models", "no stacks", "updates", "teacher"],
 )
@@ -123,8 +118,6 @@ def test_models_that_must_be_gathered_anew_are_usual(body: Body) -> None:
 
 
 def reduced_by(stacks: tuple[tuple[str, ...], ...]) -> Body:
-    """A pass over two units of 8 MB for each entry of ``stacks``, which reduces; then an update."""
-
     def body(script: Script, step: int) -> None:
         for stack in stacks:
             script.sharded([8 * MB, 8 * MB], 4.0, again=False, stack=stack)
@@ -137,7 +130,7 @@ def reduced_by(stacks: tuple[tuple[str, ...], ...]) -> Body:
     ("stacks", "is_named"),
     [
         ((LINE, LINE), True),
-        (((), ()), True),  # the lines are not known
+        (((), ()), True),
         ((LINE, ("/job/train.py:24 train",)), False),
         (
             (
@@ -152,13 +145,11 @@ def reduced_by(stacks: tuple[tuple[str, ...], ...]) -> Body:
 def test_passes_of_two_models_each_reduce_their_own(
     stacks: tuple[tuple[str, ...], ...], is_named: bool
 ) -> None:
-    """Two models with one optimizer: without its reduction, a model would lack gradients."""
+    """With one optimizer for two models, each model still needs its own reduction."""
     assert ("fsdp-every-pass" in causes_of(reduced_by(stacks), models=0)) == is_named
 
 
 def test_two_optimizers_in_turn_are_no_accumulation() -> None:
-    """An actor and a critic, each with a pass of its own, and then both updates."""
-
     def body(script: Script, step: int) -> None:
         micro_batches((LINE, LINE))(script, step)
         script.work(1.0, Phase.OPTIMIZER)
@@ -184,7 +175,7 @@ OTHERS = [
 
 @pytest.mark.parametrize("body", OTHERS)
 def test_nobody_is_told_of_fsdp_whose_script_shards_without_it(body: Body) -> None:
-    """The trained parameters are no shards of torch's: DeepSpeed, or hooks of the script."""
+    """DeepSpeed, or hooks of the script, shard the parameters."""
     assert causes_of(body, models=0, trained=shards(24 * MB) | {"sharded": False}) == {}
 
 
@@ -208,12 +199,12 @@ def test_fsdp1_is_named_with_a_fix_of_its_own(cause: str, body: Body, fix: str) 
     of_fsdp2 = causes_of(body, models=0, trained=shards(12 * MB) | {"flat": False})[cause]
     assert of_fsdp2.sentence.startswith("FSDP2 ")
     assert fix not in of_fsdp2.fix
-    unknown = causes_of(body, models=0, trained=shards(12 * MB))[cause]  # of an earlier version
+    # Earlier versions did not record ``flat``.
+    unknown = causes_of(body, models=0, trained=shards(12 * MB))[cause]
     assert unknown.sentence.startswith("FSDP ")
 
 
 def with_metrics(sizes: tuple[int, ...], metrics: int, **options: Any) -> Body:
-    """Steps of one pass, after which the script gathers some metrics over the same group."""
     one_pass = passes(*sizes, **options, reduced=(True,))
 
     def body(script: Script, step: int) -> None:

@@ -1,8 +1,3 @@
-"""Checks commprof's figures against those of other sources, all computed by hand.
-
-Also checks the bytes exchanged against the strategy's theory, on steps made by hand.
-"""
-
 from __future__ import annotations
 
 import dataclasses
@@ -26,7 +21,6 @@ MB = 1_000_000
 
 
 def ranks_of(count: int, **metadata: Any) -> list[Rank]:
-    """Ranks with steps of 100 ms: backward 40 plus 20 in its finalisation, a bucket of 8 MB."""
     ranks = [Rank(rank, count, **metadata) for rank in range(count)]
     for step in range(STEPS):
         at = 100 * MS * step
@@ -39,7 +33,7 @@ def ranks_of(count: int, **metadata: Any) -> list[Rank]:
 
 
 def sources(**values: Any) -> dict[str, Any]:
-    """Returns sources as capture writes them, after the trace's clock anchor at 1 ns."""
+    """The sources begin at 2 ns, after the clock anchor of the trace at 1 ns."""
     return {
         "begin_monotonic_ns": 2,
         "network_namespace": "net:[1]",
@@ -104,7 +98,6 @@ LOG = {
 
 def test_ddp_s_log_is_compared_with_recorded_bytes_and_times() -> None:
     found = checks(ranks_of(1, cross_check_sources=sources(ddp_logs=[LOG])))
-    # 5 + 3 MB in buckets; backward 42 against 40 ms; exposed 50 - 25 against 20 ms.
     assert (found["ddp_bytes"].ours, found["ddp_bytes"].other) == (8.0, 8.0)
     assert found["ddp_bytes"].agrees
     assert found["ddp_backward"].ours == pytest.approx(40.0)
@@ -131,8 +124,7 @@ def test_bytes_in_ddp_s_log_are_not_judged_if_the_script_has_its_own_hook(own: s
 
 
 def test_ddp_s_bytes_are_compared_per_backward_pass_without_other_collectives() -> None:
-    # Three passes in a step, each synchronised, as in accumulation without no_sync and in LBFGS;
-    # next to DDP's collectives, the pass has others.
+    # Accumulation without no_sync and LBFGS have several synchronised passes in a step.
     (rank,) = ranks_of(1, groups={1: ("0", 1), 2: ("tensor", 1)})
     for step in range(STEPS):
         for more in (1, 2):
@@ -168,7 +160,7 @@ def test_ddp_s_bytes_are_not_compared_with_sparse_gradients() -> None:
         ({}, "no DDP model was trained while capture ran"),
         ({"cross_check_sources": sources()}, "no DDP model was trained"),
         ({"cross_check_sources": sources(ddp_logs=[LOG, LOG])}, "2 DDP models"),
-        # Left over from a trace that this process wrote before.
+        # The sources begin before the trace, so an earlier trace of the process left them.
         ({"cross_check_sources": sources(ddp_logs=[LOG], begin_monotonic_ns=0)}, "no DDP model"),
         ({"cross_check_sources": sources(ddp_logs=[{"iteration": 0}])}, "DDP's log"),
         ({"cross_check_sources": sources(ddp_logs=[], ddp_models=1)}, "trained have no log"),
@@ -185,7 +177,7 @@ def test_without_a_usable_ddp_log_the_ddp_checks_give_the_reason(
 
 
 def test_ranks_of_one_host_share_the_byte_counter_of_its_interface() -> None:
-    # Each of four ranks sends 2 * 3/4 * 8 MB = 12 MB per step; lo counts the bytes of all.
+    # Each of four ranks sends 2 * 3/4 * 8 MB = 12 MB per step; lo counts the bytes of all ranks.
     payload = 4 * 12 * STEPS
     shared = sources(interfaces=counted(lo=payload * MB, eth0=7))
     found = checks(ranks_of(4, cross_check_sources=shared))["network"]
@@ -195,7 +187,6 @@ def test_ranks_of_one_host_share_the_byte_counter_of_its_interface() -> None:
 
 
 def test_one_rank_on_each_host_sends_through_its_busiest_interface() -> None:
-    # Each of two ranks sends 8 MB per step.
     ranks = ranks_of(2)
     for rank, sent in zip(ranks, (96 * MB, 97 * MB), strict=True):
         rank.metadata["cross_check_sources"] = sources(
@@ -241,7 +232,7 @@ def test_interface_counters_are_undecided_if_no_recorded_collective_has_a_payloa
 
 
 def test_a_run_that_switched_mode_counts_bytes_of_records_and_summary_once() -> None:
-    # Always-on from 600 ms on: its summary counts the last 6 steps, 2 of which are also recorded.
+    # The summary counts the steps from 600 ms on; the records end at 800 ms, so both have 2 steps.
     payload = 2 * 8 * STEPS * MB
     run = world_run(ranks_of(2, cross_check_sources=sources(interfaces=counted(lo=payload))))
     later = [(int(code), 1, 6, 6 * 8 * MB) for code in [OPS.index("all_reduce")]]
@@ -269,7 +260,7 @@ def test_a_host_s_counters_come_from_the_rank_that_captured_longest() -> None:
 
 def test_ranks_that_left_their_trace_elsewhere_are_not_called_free_of_network() -> None:
     alone = ranks_of(2, cross_check_sources=sources(interfaces=counted(lo=8 * MB)))[:1]
-    note = checks(alone, world_size=1)["network"].note  # as of a replica that was started alone
+    note = checks(alone, world_size=1)["network"].note  # a replica was started alone
     assert note == "a process group has 2 ranks, but only 1 left a trace"
 
 
@@ -336,7 +327,6 @@ THEORY_STEPS = 8
 
 
 def gathering_ranks(count: int, **metadata: Any) -> list[Rank]:
-    """Ranks with steps of 100 ms: all-gathers of 3 MB and 1 MB, and a reduce-scatter of 2 MB."""
     ranks = [Rank(rank, count, **metadata) for rank in range(count)]
     for step in range(THEORY_STEPS):
         at = 100 * MS * step
@@ -389,7 +379,7 @@ def test_theory_check_disagrees_if_an_expected_operation_was_never_issued() -> N
 
 def test_theory_check_shows_the_rank_with_the_largest_difference() -> None:
     ranks = gathering_ranks(2)
-    ranks[1].collective(99, 705 * MS, 706 * MS, bytes=MB, op="all_reduce")  # in one step of many
+    ranks[1].collective(99, 705 * MS, 706 * MS, bytes=MB, op="all_reduce")
     for step in range(THEORY_STEPS):
         ranks[1].collective(200 + step, (100 * step + 5) * MS, (100 * step + 6) * MS, bytes=MB)
     found = theory_checks_of(ranks, [row("all_reduce", 0)])["theory_all_reduce"]

@@ -1,8 +1,3 @@
-"""Checks the trend of a loss, on values whose rank correlation can be counted by hand.
-
-Also checks whether world sizes trained alike, on curves and digests made by hand.
-"""
-
 from __future__ import annotations
 
 import math
@@ -23,7 +18,7 @@ def test_a_loss_that_falls_at_every_step_has_a_falling_trend() -> None:
     trend = loss_trend([float(n) for n in range(12, 0, -1)])
     assert trend is not None
     assert (trend.tau, trend.first, trend.last) == (-1.0, 12.0, 1.0)
-    # All 66 pairs fall; the variance is 12 * 11 * 29 / 18.
+    # All 66 pairs fall. Kendall's variance is n (n - 1) (2 n + 5) / 18 with n = 12.
     assert trend.p_value == pytest.approx(math.erfc(65 / math.sqrt(12 * 11 * 29 / 18) / 2**0.5))
     assert (trend.falls, trend.rises) == (True, False)
 
@@ -41,7 +36,8 @@ def test_random_losses_rarely_have_a_trend() -> None:
         trend = loss_trend([chance.gauss(4, 0.1) for _ in range(40)])
         assert trend is not None
         found += trend.falls or trend.rises
-    assert found <= 10  # at a level of 1 %: 3 of 300, plus 4 standard deviations
+    # At a level of 1 %, 3 of 300 are expected; 10 is 4 standard deviations more.
+    assert found <= 10
 
 
 def test_equal_losses_have_no_trend() -> None:

@@ -1,5 +1,3 @@
-"""Checks always-on summaries against figures of other sources, all computed by hand."""
-
 from __future__ import annotations
 
 import json
@@ -27,7 +25,6 @@ def all_reduces(megabytes: int, count: int = 3) -> dict[str, Any]:
 
 
 def run_of(directory: Path, ranks: int = 1, **changes: Any) -> WorldRun:
-    """World with two steps of 10 ms after the first; the three steps all-reduce 24 MB."""
     parts = changes.pop("summary", {"operations": [all_reduces(24)]})
     traces = {}
     for rank in range(ranks):
@@ -49,7 +46,7 @@ def checks(run: WorldRun) -> dict[str, CrossCheck]:
 def test_summary_phases_agree_only_if_their_sum_equals_the_step_time(tmp_path: Path) -> None:
     found = checks(run_of(tmp_path))["phases"]
     assert (found.ours, found.other, found.agrees) == (10.0, 10.0, True)
-    twice = {"exposed": document([6 * MS] * 2)}  # 6 ms, not 3, in each step
+    twice = {"exposed": document([6 * MS] * 2)}
     found = checks(run_of(tmp_path, summary=twice))["phases"]
     assert (found.ours, found.other, found.agrees) == (10.0, 13.0, False)
 
@@ -69,7 +66,6 @@ def test_summary_step_time_is_compared_with_the_loop_s_clock(tmp_path: Path) -> 
 
 def test_summary_bytes_and_times_are_compared_with_ddp_s_log(tmp_path: Path) -> None:
     found = checks(run_of(tmp_path, cross_check_sources=sources(ddp_logs=[LOG])))
-    # 24 MB in 3 steps; DDP's buckets hold 5 + 3. Backward and exposed: 3 ms; in DDP's log 42, 25.
     bytes_ = found["ddp_bytes"]
     assert (bytes_.ours, bytes_.other, bytes_.agrees) == (8.0, 8.0, None)
     assert "all-reduces that DDP did not issue" in bytes_.note
@@ -84,7 +80,6 @@ def test_bytes_per_step_are_unknown_if_steps_end_with_backward(tmp_path: Path) -
 
 
 def test_summary_bytes_disagree_if_the_interface_counted_fewer(tmp_path: Path) -> None:
-    # Each of two ranks sends as much as the buffer holds, 48 MB together.
     shared = sources(interfaces=counted(lo=49 * MB))
     found = checks(run_of(tmp_path, 2, cross_check_sources=shared))["network"]
     assert (found.ours, found.other, found.agrees) == (48.0, 49.0, True)

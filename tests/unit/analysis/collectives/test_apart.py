@@ -1,5 +1,3 @@
-"""Finds ranks and parameters that are trained apart, and accuses no job of another kind."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -22,7 +20,7 @@ from tests.support.builders.traces import MS, Rank, world_run
 PARAMETERS = 4_000_000
 STEPS = 40
 
-#: Adds the exchanges of one step, which begins at a time, on one rank.
+#: Adds the exchanges of one step on one rank; the last argument is the step's begin in ns.
 Exchange = Callable[[Rank, int, int], None]
 
 
@@ -41,7 +39,6 @@ def job(
     capture: str = "native",
     dropped: int = 0,
 ) -> WorldResult:
-    """Returns the figures of a job whose steps of 10 ms hold backward passes and an update."""
     found = [
         Rank(
             rank,
@@ -78,8 +75,6 @@ def all_reduce(bytes: int, every: int = 1, op: str = "all_reduce", group: int = 
 
 
 def in_backward(bytes: int) -> Exchange:
-    """An exchange that DDP issues within a backward pass, however small it is."""
-
     def exchanged(rank: Rank, step: int, at: int) -> None:
         rank.collective(step, at + MS // 2, at + 2 * MS, bytes=bytes, graph_task=step)
         rank.finalize(at + MS, at + 2 * MS, 0, graph_task=step)
@@ -121,11 +116,11 @@ def test_ranks_that_exchange_no_gradients_train_apart(exchange: Exchange, passes
     [
         (all_reduce(PARAMETERS), {}),
         (all_reduce(PARAMETERS, op="reduce_scatter_tensor"), {}),
-        # Gradients are accumulated over four passes; DDP exchanges them in the last.
+        # DDP exchanges the gradients in the last of four passes.
         (in_backward(PARAMETERS), {"passes": 4}),
         # PowerSGD sends 1/2000 of the gradients.
         (in_backward(PARAMETERS // 2000), {}),
-        # Compression without DDP: 1/100 of the parameters in one call.
+        # Compression without DDP sends 1/100 of the parameters in one call.
         (all_reduce(PARAMETERS // 100), {}),
         # Local SGD and DiLoCo average the parameters every 20 steps.
         (all_reduce(PARAMETERS, every=20), {}),
@@ -137,7 +132,6 @@ def test_ranks_that_exchange_no_gradients_train_apart(exchange: Exchange, passes
         # Evaluation and inference have neither gradients nor updates.
         (all_reduce(8), {"passes": 0}),
         (all_reduce(8), {"updates": lambda rank: False}),
-        # One rank learns and the others act, or are frozen.
         (all_reduce(8), {"updates": lambda rank: rank == 0}),
         (all_reduce(8), {"ranks": 1}),
         # Lost records may have held the exchange.
@@ -208,9 +202,9 @@ def test_an_exchange_that_capture_cannot_see_is_not_seen(more: dict[str, Any], w
     [
         (trained(ddp_bytes=3_000_000), 0, 1_000_000),
         (trained(ddp_bytes=3_000_000), 8, 1_000_000),
-        # The rest is exchanged by the script itself, maybe in half precision.
+        # The script itself exchanges the remaining 1 MB, in half precision.
         (trained(ddp_bytes=3_000_000), 500_000, 0),
-        # DDP was told to ignore the rest, or the optimizer has shards.
+        # DDP ignores the remaining 1 MB, or the optimizer has shards.
         (trained(ddp_bytes=3_000_000, ignored_bytes=1_000_000), 0, 0),
         (trained(ddp_bytes=3_000_000, sharded=True), 0, 0),
         (trained(ddp_bytes=PARAMETERS), 0, 0),

@@ -1,5 +1,3 @@
-"""Advice on ranks of which only some run a pass, and paths of lines that tell ranks apart."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -25,14 +23,12 @@ LINES = {0: "train.py:8", 1: "train.py:20"}
 
 
 def remedy(first: Rank, second: Rank) -> str:
-    """The advice on the first mismatch of two ranks."""
     traces = [first.trace(), second.trace()]
     (mismatch,), _ = find_mismatches(traces, [columns.collectives(trace) for trace in traces])
     return mismatch.remedy
 
 
 def ranks(ddp_bytes: int = 0, sharded: bool = False) -> tuple[Rank, Rank]:
-    """Two ranks whose first call is the same, and who trained a model; see ``trained``."""
     trained = {
         **{"parameter_bytes": 4000, "sharded": sharded, "flat": False, "ddp_bytes": ddp_bytes},
         **{"ignored_bytes": 0, "other_libraries": []},
@@ -46,7 +42,7 @@ def ranks(ddp_bytes: int = 0, sharded: bool = False) -> tuple[Rank, Rank]:
 
 def test_a_rank_that_makes_no_backward_pass_is_told_what_it_left_out() -> None:
     first, second = ranks()
-    first.collective(2, 20, 30, 4000, 7, dtype=1)  # of a backward pass
+    first.collective(2, 20, 30, 4000, 7, dtype=1)
     second.collective(2, 20, 30, 4, dtype=1)
     assert remedy(first, second) == (
         "Rank 0 runs a backward pass, but rank 1 does not: rank 1 made a call of its own, left out "
@@ -74,7 +70,6 @@ def test_a_rank_that_alone_runs_ddp_s_forward_pass_is_told_to_call_the_inner_mod
 
 @pytest.mark.parametrize("in_backward", [False, True])
 def test_threads_that_share_a_group_are_told_to_have_groups_of_their_own(in_backward: bool) -> None:
-    """A thread that saves gathers, where on rank 1 the main thread's barrier came first."""
     first, second = ranks()
     task = 7 if in_backward else -1
     first.collective(2, 20, 30, 64, task, op="all_gather", dtype=1, thread=THREAD + 1)
@@ -90,7 +85,7 @@ def test_threads_that_share_a_group_are_told_to_have_groups_of_their_own(in_back
 
 
 def test_a_main_thread_that_issues_less_than_autograd_s_is_not_said_to_be_another() -> None:
-    """On a device, a thread of autograd issues the buckets; rank 1's script adds a barrier."""
+    """On a device, a thread of autograd issues the buckets."""
     first, second = ranks()
     for number in range(2, 5):
         for one in (first, second):
@@ -111,7 +106,6 @@ def test_a_rank_without_steps_has_no_thread_beside_the_training_thread() -> None
 
 
 def gathering(sharded: bool, op: str, frames: tuple[str, ...] = (), ddp_bytes: int = 0) -> str:
-    """The advice if rank 0 gathers in a forward pass where rank 1 makes another call."""
     first, second = ranks(ddp_bytes, sharded)
     sizes = {"bytes_in": 256, "bytes_out": 512}
     op_id = first.collective(2, 20, 30, 512, op="all_gather_into_tensor", dtype=1, **sizes)
@@ -147,7 +141,7 @@ def test_a_rank_that_alone_gathers_a_sharded_model_is_told_what_all_must_call(
 def test_a_rank_that_was_killed_in_fsdp_s_forward_pass_is_told_so(
     function: str, is_told: bool
 ) -> None:
-    """The phase of its forward pass has no end. A state dict gathers as well, in no pass."""
+    """The killed rank's phase has no end, so only the frames show the forward pass."""
     first, second = ranks(sharded=True)
     first.stacks = {
         3: (f"/site-packages/torch/distributed/fsdp/_s.py:9 {function}", "/me/t.py:4 f")
@@ -181,10 +175,10 @@ def test_a_script_s_own_broadcast_in_forward_is_not_ddp_s() -> None:
 @pytest.mark.parametrize(
     "passes",
     [
-        {0: "", 1: ""},  # the script's own calls
-        {0: FORWARD, 1: FORWARD},  # calls of a model that differ
+        {0: "", 1: ""},
+        {0: FORWARD, 1: FORWARD},
         {0: FORWARD, 1: BACKWARD},
-        {},  # not looked up, as by the watchdog
+        {},  # the watchdog does not look up passes
     ],
 )
 def test_other_mismatches_get_no_advice_on_passes(passes: dict[int, str]) -> None:
@@ -192,7 +186,6 @@ def test_other_mismatches_get_no_advice_on_passes(passes: dict[int, str]) -> Non
 
 
 def test_ranks_in_different_parts_of_a_sharded_model_are_told_to_run_all_parts() -> None:
-    """Rank 1 has no token for an expert, or no image: it skips a unit of FSDP."""
     passes = dict.fromkeys(range(3), FORWARD)
     lines = {0: "moe.py:16", 1: "moe.py:17", 2: "moe.py:16"}
     assert advice(passes, lines, SHARDED) == (
@@ -265,7 +258,6 @@ def test_ranks_at_one_line_of_a_helper_are_told_apart_by_the_line_that_calls_it(
 
 
 def test_a_call_that_one_rank_leaves_out_is_found_behind_a_common_helper() -> None:
-    """Rank 1 leaves out the call at line 25: its call at line 26 meets rank 0's at line 25."""
     made = Rank(0, 2, dtypes=DTYPES), Rank(1, 2, dtypes=DTYPES)
     for rank, lines in zip(made, ((24, 25, 26), (24, 26, 27)), strict=True):
         for seq, line in enumerate(lines, 1):

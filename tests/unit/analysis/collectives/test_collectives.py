@@ -1,5 +1,3 @@
-"""Checks the table of collectives against figures computed by hand."""
-
 from __future__ import annotations
 
 import math
@@ -35,14 +33,12 @@ def rows(*ranks: Rank, steps: int = 1, shared: bool = True) -> tuple[CollectiveR
 
 
 def spreads(row: CollectiveRow) -> list[float]:
-    """Returns the medians in ms; checks that no 95th percentile is below its median."""
     parts = (row.times.duration, row.times.queue, row.times.wait, row.times.transfer)
     assert all(math.isnan(part.p95_ms) or part.p95_ms >= part.median_ms for part in parts)
     return [part.median_ms for part in parts]
 
 
 def pair(op: str = "all_reduce") -> list[Rank]:
-    """Two ranks with a collective of 8 MB: issued at 10 and 14 ms, complete at 30 and 34 ms."""
     ranks = [Rank(rank, 2, dtypes=DTYPES) for rank in range(2)]
     for rank, issue, end in zip(ranks, (10, 14), (30, 34), strict=True):
         rank.step(0, 100 * MS)
@@ -53,14 +49,13 @@ def pair(op: str = "all_reduce") -> list[Rank]:
 
 def test_wait_ends_and_transfer_begins_when_the_last_rank_starts() -> None:
     (row,) = rows(*pair())
-    # Medians of duration = queue + wait + transfer: 20 = 0 + 4 + 16 and 20 = 0 + 0 + 20.
+    # In ms, duration = queue + wait + transfer: 20 = 0 + 4 + 16 and 20 = 0 + 0 + 20.
     assert spreads(row) == [20.0, 0.0, 2.0, 18.0]
     assert row.times.wait == Spread(2.0, pytest.approx(3.8))
     assert (row.kind.op, row.kind.dtype, row.kind.reduce_op) == ("all_reduce", "Byte", "sum")
     assert (row.kind.group, row.kind.group_size, row.kind.size_bytes) == ("0", 2, (8 * MB, 8 * MB))
     assert (row.calls, row.calls_per_step, row.total_bytes) == (2, 1.0, 16 * MB)
     assert row.phases == (("backward", 2),)
-    # From 14 ms, the last start, to 34 ms, the last completion: 8 MB in 20 ms.
     assert row.times.algbw_gb_per_s == pytest.approx(0.4)
     assert row.times.busbw_gb_per_s == pytest.approx(0.4)  # 2 (n - 1) / n is 1 for two ranks
 
@@ -89,7 +84,7 @@ def test_in_a_job_without_steps_all_collectives_of_the_recording_count() -> None
 
 def test_calls_of_a_job_without_steps_have_the_phases_of_the_issuing_thread() -> None:
     ranks = [Rank(rank, 2, dtypes=DTYPES) for rank in range(2)]
-    for rank in ranks:  # inference: calls of a model, and nothing that ends a step
+    for rank in ranks:  # inference calls a model, and nothing ends a step
         for turn in range(5):
             begin = 100 * turn * MS
             rank.phase(Phase.FORWARD, begin, begin + 50 * MS)
@@ -102,14 +97,14 @@ def test_calls_of_a_job_without_steps_have_the_phases_of_the_issuing_thread() ->
 
 
 def test_a_queued_collective_starts_when_a_thread_is_free() -> None:
-    # Three calls are issued together; the third gets a thread at 30 ms (rank 0) or 34 ms (rank 1).
+    # The third of three calls gets a thread at 30 ms on rank 0 and at 34 ms on rank 1.
     ranks = pair()
     for rank, issue, end in zip(ranks, (10, 14), (60, 62), strict=True):
         rank.collective(1, issue * MS + 1, end * MS, bytes=8 * MB)
         rank.collective(2, issue * MS + 2, 50 * MS, bytes=2 * MB)
     row = rows(*ranks)[1]
     assert row.kind.size_bytes == (2 * MB, 2 * MB)
-    # Rank 0: 40 = 20 + 4 + 16; rank 1: 36 = 20 + 0 + 16.
+    # In ms, rank 0 has 40 = 20 + 4 + 16, and rank 1 has 36 = 20 + 0 + 16.
     assert spreads(row) == pytest.approx([38.0, 20.0, 2.0, 16.0], abs=1e-4)
     assert row.times.algbw_gb_per_s == pytest.approx(2 / 16)
 
@@ -118,13 +113,12 @@ def test_failed_calls_are_counted_but_left_out_of_medians() -> None:
     ranks = pair()
     for rank in ranks:
         rank.step(100 * MS, 200 * MS)
-        # Rank 1 times out; rank 0 sees no failure, but the completion on the last rank is unknown.
+        # Rank 1 times out, so the completion on the last rank is unknown.
         failed = rank.rank == 1
         late = rank.collective(1, 110 * MS, 190 * MS, bytes=8 * MB, failed=failed)
         rank.wait(late, 120 * MS, 190 * MS)
     (row,) = rows(*ranks, steps=2)
     assert (row.calls, row.failed) == (4, 1)
-    # 20 ms on both ranks as above, and 80 on rank 0 alone.
     assert row.times.duration == Spread(20.0, pytest.approx(74.0))
     assert row.times.queue == Spread(0.0, 0.0)
     assert row.times.algbw_gb_per_s == pytest.approx(0.4)
@@ -173,21 +167,20 @@ def test_a_call_missing_on_one_rank_has_no_wait_or_transfer_time() -> None:
 
 
 def test_a_rank_that_finished_before_the_last_one_started_has_no_wait() -> None:
-    # A broadcast's root sends its data from 10 to 12 ms and returns; rank 1 arrives at 40 ms.
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank, issue, end in zip(ranks, (10, 40), (12, 44), strict=True):
         rank.step(0, 100 * MS)
         rank.collective(0, issue * MS, end * MS, bytes=8 * MB, op="broadcast")
     (row,) = rows(*ranks)
-    assert spreads(row) == [3.0, 0.0, 0.0, 3.0]  # medians of 2 and 4, 0, 0, 2 and 4
+    assert spreads(row) == [3.0, 0.0, 0.0, 3.0]
     assert (
         row.times.algbw_gb_per_s == row.times.busbw_gb_per_s == pytest.approx(2.0)
-    )  # 8 MB in 4 ms
+    )  # 8 MB in 4 ms are 2 GB/s
     assert row.kind.reduce_op == ""
 
 
 def message(sent_ms: int, received_ms: int, waits: dict[int, tuple[int, int]]) -> list[Rank]:
-    """Two ranks with a message of 6 MB from rank 0 to rank 1; ``waits`` are by rank, in ms."""
+    """``waits`` holds the begin and end of each rank's wait, in ms."""
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank in ranks:
         rank.step(0, 100 * MS)
@@ -202,7 +195,6 @@ def message(sent_ms: int, received_ms: int, waits: dict[int, tuple[int, int]]) -
 
 
 def test_a_message_has_no_queue_time_and_ends_when_it_is_received() -> None:
-    # The message is sent at 20 ms; the receiver waits from 10 ms and has it at 32 ms.
     ranks = message(20, 10, {0: (20, 26), 1: (10, 32)})
     by_op = {row.kind.op: row for row in rows(*ranks)}
     assert spreads(by_op["recv"]) == [22.0, 0.0, 10.0, 12.0]
@@ -210,7 +202,7 @@ def test_a_message_has_no_queue_time_and_ends_when_it_is_received() -> None:
     for row in by_op.values():
         assert row.kind.size_bytes == (6 * MB, 6 * MB)
         assert row.times.busbw_gb_per_s == row.times.algbw_gb_per_s == pytest.approx(0.5)
-        assert row.calls_per_step == 1.0  # on the one rank that issues it
+        assert row.calls_per_step == 1.0
 
 
 def test_a_message_received_before_its_wait_began_has_no_known_duration() -> None:

@@ -1,5 +1,3 @@
-"""Checks the table of compressed buckets against figures computed by hand."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -25,7 +23,6 @@ MB = 1_000_000
 
 
 def compressed_ranks() -> list[Rank]:
-    """Two ranks with two steps; the quality of the second step's bucket is measured."""
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank in ranks:
         rank.step(0, 100 * MS)
@@ -37,14 +34,14 @@ def compressed_ranks() -> list[Rank]:
             quality=(0.25, 0.5, 2.0, 200_000, 20_000),
             flags=schema.FLAG_NON_FINITE,
         )
-        rank.compressed(0, MB, tuple(t * MS for t in (300, 301, 302, 303, 304, 305)))  # in no step
+        rank.compressed(0, MB, tuple(t * MS for t in (300, 301, 302, 303, 304, 305)))
     return ranks
 
 
 def test_compression_rows_have_times_bytes_and_quality() -> None:
     (found,) = compression_rows([r.trace() for r in compressed_ranks()], np.arange(2), 2)
     assert (found.scheme, found.bucket, found.gradient_bytes, found.calls) == ("int8", 3, 8 * MB, 4)
-    assert found.times.queue_ms == pytest.approx(2.0)  # of 1 and 3
+    assert found.times.queue_ms == pytest.approx(2.0)
     stages = (
         found.times.encode_ms,
         found.times.exchange_ms,
@@ -52,9 +49,9 @@ def test_compression_rows_have_times_bytes_and_quality() -> None:
         found.times.decode_ms,
     )
     assert stages == pytest.approx((2.0, 7.0, 4.0, 5.0))
-    assert found.times.done_ms == pytest.approx(20.0)  # of 19 and 21
+    assert found.times.done_ms == pytest.approx(20.0)
     assert (found.sent.payload_bytes, found.sent.wire_bytes) == (MB, 2 * MB)
-    assert found.sent.ratio == pytest.approx(4.0)  # a ring of two sends 8 MB
+    assert found.sent.ratio == pytest.approx(4.0)  # a ring of two ranks sends 8 MB
     assert (found.errors.relative_error, found.errors.cosine, found.errors.residual_ratio) == (
         0.25,
         0.5,
@@ -62,7 +59,7 @@ def test_compression_rows_have_times_bytes_and_quality() -> None:
     )
     assert (found.errors.zeroed, found.errors.saturated) == pytest.approx(
         (0.1, 0.01)
-    )  # of 2 million values
+    )  # 8 MB hold 2 million values
     assert found.non_finite == 2
 
 
@@ -98,7 +95,7 @@ def test_compression_ratio_of_one_rank_is_nan() -> None:
 
 
 def test_the_compression_ratio_is_relative_to_a_ring_of_the_model_s_group() -> None:
-    # A mesh of 2 x 2: a model on 2 of the 4 ranks, whose ring sends 1 MB.
+    # In a mesh of 2 x 2 ranks, the model's group has two ranks, and its ring sends 1 MB.
     rank = Rank(0, 4, groups={1: ("replicas", 2)})
     rank.step(0, 100 * MS)
     rank.compressed(0, MB, tuple(t * MS for t in (1, 2, 3, 4, 5, 6)), wire=MB // 4)
@@ -150,7 +147,6 @@ scheme  bucket  size  queue  encode  exchange  reduce  decode    ready  sent  le
 ------  ------  ----  -----  ------  --------  ------  ------  -------  ----  ----
 int8         0     4    0.5    0.25         8   0.125  <0.001      8.9     1  4.0x
 int8         1     4    0.5    0.25         8   0.125  <0.001      8.9     1     -"""
-#: The last columns: error, cosine, residual, zeroed.
 MEASURED = [
     ["error", "cosine", "residual", "zeroed"],
     [],

@@ -1,5 +1,3 @@
-"""Checks the bytes sent between hosts, computed by hand for rings, trees and unknown hosts."""
-
 from __future__ import annotations
 
 import json
@@ -29,7 +27,6 @@ EACH_ALONE = ("a", "b", "c", "d")
 
 
 def sent(op: str, hosts: Sequence[str], size: int = 1200, peer: int = 0) -> list[float]:
-    """Returns the bytes each rank sends to other hosts in one call of `size` bytes in and out."""
     found = []
     for rank in range(len(hosts)):
         recorded = Rank(rank, len(hosts))
@@ -42,20 +39,19 @@ def sent(op: str, hosts: Sequence[str], size: int = 1200, peer: int = 0) -> list
 @pytest.mark.parametrize(
     ("op", "hosts", "peer", "expected"),
     [
-        # A ring towards lower ranks: 2 to 1 and 0 to 3 cross, with 2 * 3/4 of the size each.
+        # The ring goes towards lower ranks, so 2 -> 1 and 0 -> 3 cross: 2 * 3/4 of the size each.
         ("all_reduce", TWO_BY_TWO, 0, [1800, 0, 1800, 0]),
         ("all_reduce", EACH_ALONE, 0, [1800] * 4),
         ("all_reduce", ("a", "a", "a", "a"), 0, [0] * 4),
         ("reduce_scatter_tensor", TWO_BY_TWO, 0, [1800, 0, 1800, 0]),
-        # A ring towards higher ranks: 1 to 2 and 3 to 0 cross with three parts each.
+        # The ring goes towards higher ranks, so 1 -> 2 and 3 -> 0 cross, with three parts each.
         ("all_gather_into_tensor", TWO_BY_TWO, 0, [0, 3600, 0, 3600]),
-        # Rank 0 sends to 1, then 0 to 2 and 1 to 3.
+        # First rank 0 sends to rank 1. Then rank 0 sends to rank 2, and rank 1 to rank 3.
         ("broadcast", TWO_BY_TWO, 0, [1200, 1200, 0, 0]),
         ("broadcast", EACH_ALONE, 0, [2400, 1200, 0, 0]),
-        # Rank 3 sends to 0, then 3 to 1 and 0 to 2.
         ("broadcast", TWO_BY_TWO, 3, [1200, 0, 0, 2400]),
         ("broadcast", ("a", "b", "c"), 0, [2400, 0, 0]),
-        # Three quarters go along the ring, then a quarter to the root.
+        # Each rank sends three quarters along the ring, and then a quarter to the root.
         ("reduce", TWO_BY_TWO, 0, [900, 0, 900 + 300, 300]),
         ("gather", TWO_BY_TWO, 0, [0, 0, 1200, 1200]),
         ("scatter", TWO_BY_TWO, 0, [2400, 0, 0, 0]),
@@ -95,7 +91,6 @@ STEPS = 12
 
 
 def with_steps(rank: Rank) -> Rank:
-    """Adds steps of 100 ms with one all-reduce of 8 MB that takes 20 ms."""
     for step in range(STEPS):
         at = 100 * MS * step
         rank.step(at, at + 100 * MS)
@@ -104,7 +99,7 @@ def with_steps(rank: Rank) -> Rank:
 
 
 def two_hosts(counted: int, **metadata: Any) -> list[Rank]:
-    """Two ranks on a host each; ``counted`` are the bytes that its interface sent."""
+    """``counted`` is the number of bytes that each host's interface sent."""
     ranks = []
     for number in range(2):
         seen = {
@@ -128,7 +123,7 @@ def links_of(ranks: list[Rank], world_size: int = 2) -> HostLinks:
 def test_bytes_and_rates_of_a_link_between_two_hosts() -> None:
     links = links_of(two_hosts(counted=97_000_000))
     assert (links.hosts, links.interfaces, links.note) == (2, ("eth0",), "")
-    assert links.step_bytes == 8_000_000  # 2 (n - 1) / n = 1
+    assert links.step_bytes == 8_000_000  # 2 (n - 1) / n is 1 for two ranks
     assert links.in_flight_gbit_per_s == pytest.approx(8e6 * 8 / 1e9 / 0.020)
     assert links.step_gbit_per_s == pytest.approx(8e6 * 8 / 1e9 / 0.100)
     assert links.recorded_bytes == 2 * 8_000_000 * STEPS
@@ -148,7 +143,7 @@ def test_ranks_of_one_host_have_no_host_links() -> None:
 
 
 def hosts_of_ranks(*namespaces: str) -> list[Rank]:
-    """Ranks of one machine; a rank without a namespace was killed, so its trace has no counters."""
+    """A rank with an empty namespace was killed, so its trace has no counters."""
     ranks = []
     for number, namespace in enumerate(namespaces):
         seen = {
@@ -176,7 +171,7 @@ def test_a_killed_rank_s_host_uses_the_counters_of_its_other_ranks() -> None:
     links = links_of(ranks, world_size=4)
     assert (links.hosts, links.interfaces, links.note) == (2, ("eth0",), "")
     assert links.counted_bytes == 2 * 9
-    assert links.step_bytes == 12_000_000  # 2 (n - 1) / n = 1.5, and one rank of each host
+    assert links.step_bytes == 12_000_000  # 2 (n - 1) / n is 1.5, and one rank of each host sends
 
 
 def test_host_link_figures_are_nan_if_a_killed_rank_s_host_is_unknown() -> None:
@@ -188,7 +183,7 @@ def test_host_link_figures_are_nan_if_a_killed_rank_s_host_is_unknown() -> None:
 
 def test_the_ranks_of_a_host_without_counters_are_named() -> None:
     ranks = two_hosts(counted=97_000_000)
-    del ranks[1].metadata["cross_check_sources"]["interfaces"]  # killed
+    del ranks[1].metadata["cross_check_sources"]["interfaces"]
     links = links_of(ranks)
     assert links.note == "the interfaces' counters are missing for the host of rank 1"
     assert (links.interfaces, links.recorded_bytes) == (("eth0",), 2 * 8_000_000 * STEPS)
@@ -217,7 +212,7 @@ def test_counters_agree_within_2_percent() -> None:
 
 @pytest.mark.parametrize(
     ("mtu", "share", "most"),
-    # 66 bytes of headers per 1448 or 8948 of payload; acknowledgements add half as much.
+    # Each packet has 66 bytes of headers, and acknowledgements add half as many.
     [(1500, 66 / 1448, 1.0884), (9000, 66 / 8948, 1.0311), (65536, 66 / 65484, 1.0216)],
 )
 def test_counters_that_exceed_the_payload_by_packet_headers_agree(

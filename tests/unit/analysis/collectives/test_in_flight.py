@@ -1,9 +1,3 @@
-"""Checks how long each operation was in flight.
-
-Also checks the timeline of pages: parts of a collective's time in flight, and the choice of steps
-if not all fit.
-"""
-
 from __future__ import annotations
 
 import numpy as np
@@ -19,7 +13,6 @@ from tests.support.builders.traces import MS, Rank, world_run
 
 
 def rank_of(number: int) -> Rank:
-    """Rank with two steps: gathers 10 to 30 and 20 to 50 (rank 1: 60), an all-reduce 40 to 45."""
     rank = Rank(number, 2)
     for step in range(2):
         at = 100 * MS * step
@@ -28,7 +21,7 @@ def rank_of(number: int) -> Rank:
         rank.collective(3 * step, at + 10 * MS, at + 30 * MS, op="all_gather_into_tensor")
         rank.collective(3 * step + 1, at + 20 * MS, last, op="all_gather_into_tensor")
         rank.collective(3 * step + 2, at + 40 * MS, at + 45 * MS)
-    rank.collective(9, 190 * MS, 0, op="broadcast")  # no completion is known
+    rank.collective(9, 190 * MS, 0, op="broadcast")
     return rank
 
 
@@ -61,7 +54,7 @@ def test_time_in_flight_until_the_last_rank_issues_is_negotiation() -> None:
     assert drawn.steps.tolist() == [1, 2, 3, 4, 5]
     assert [kind.op for kind in drawn.kinds] == ["all_reduce"]
     assert drawn.kinds[0].size_bytes == 4_000_000
-    # Bucket 0 is issued at 40 by both and done at 50; bucket 1 at 60 and 75, done at 95.
+    # Rank 1 issues bucket 1 at 75 ms, 15 ms after rank 0.
     assert [flight(drawn, 0, row) for row in (0, 1)] == [(0, 0, 0, 10), (15, 0, 0, 20)]
     assert [flight(drawn, 1, row) for row in (0, 1)] == [(0, 0, 0, 10), (0, 0, 0, 20)]
 
@@ -78,7 +71,7 @@ def test_time_after_the_own_queue_until_the_other_rank_s_queue_ends_is_waiting()
             rank.collective(3 * step + 1, at + 2 * MS, at + 100 * MS)
             rank.collective(3 * step + 2, at + 10 * MS * (1 + rank.rank), at + 90 * MS)
     drawn = timeline(seen(ranks))
-    # The third one is issued at 10 and 20, starts at 30 and 50 and is done at 90.
+    # The third collective is issued at 10 and 20 ms, starts at 30 and 50 ms, and ends at 90 ms.
     assert flight(drawn, 0, 2) == (10, 10, 20, 40)
     assert flight(drawn, 1, 2) == (0, 30, 0, 40)
 

@@ -1,5 +1,3 @@
-"""Lines that issue a group's collectives: lines of one rank, and since when ranks' lines differ."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -13,7 +11,6 @@ BARRIER = Issued("barrier", "", "", -1, -1)
 
 
 def test_a_rank_that_issues_at_a_line_of_its_own_is_told() -> None:
-    """At every tenth collective rank 0 is at the line of its evaluation, the others in training."""
     lines = {
         number: {0: EVALUATE if number % 10 == 9 else TRAIN, 1: TRAIN, 2: TRAIN}
         for number in range(40)
@@ -47,7 +44,6 @@ def test_a_majority_is_believed_before_a_line_of_a_rank() -> None:
 
 
 def test_branches_for_each_rank_are_no_line_of_one_rank() -> None:
-    """Every second collective is issued at one line by the root, and at another by the others."""
     lines = {
         number: ({0: "a.py:3", 1: "a.py:5"} if number % 2 else {0: TRAIN, 1: TRAIN})
         for number in range(20)
@@ -71,7 +67,7 @@ def test_the_same_line_with_other_calls_is_said_in_the_remedy() -> None:
     of_three = with_lines(
         mismatch_of("0", 5, {**members, 2: (BARRIER, 3)}), {5: {0: TRAIN, 1: TRAIN}}
     )
-    assert "train.py" not in of_three.remedy  # where rank 2 was is not known
+    assert "train.py" not in of_three.remedy  # the line of rank 2 is not known
 
 
 def test_ranks_at_lines_of_their_own_from_the_first_known_call_on_are_no_shift() -> None:
@@ -84,6 +80,9 @@ def test_ranks_at_lines_of_their_own_from_the_first_known_call_on_are_no_shift()
 def test_lines_that_other_ranks_use_too_show_that_a_call_was_left_out_or_added() -> None:
     both, left_out = {0: "a.py:1", 1: "a.py:1"}, {0: "a.py:2", 1: "a.py:3"}
     assert not is_shift({0: both, 1: left_out, 2: {0: "a.py:4", 1: "a.py:5"}}, 1)
-    assert is_shift({0: both, 1: left_out, 2: {0: "a.py:3", 1: "a.py:5"}}, 1)  # left out by rank 1
-    assert is_shift({0: both, 1: left_out, 2: {0: "a.py:4", 1: "a.py:2"}}, 1)  # added by rank 1
-    assert is_shift({0: {0: "a.py:3", 1: "a.py:3"}, 1: left_out}, 1)  # in a loop
+    # Rank 1 left a call out.
+    assert is_shift({0: both, 1: left_out, 2: {0: "a.py:3", 1: "a.py:5"}}, 1)
+    # Rank 1 added a call.
+    assert is_shift({0: both, 1: left_out, 2: {0: "a.py:4", 1: "a.py:2"}}, 1)
+    # The calls are in a loop.
+    assert is_shift({0: {0: "a.py:3", 1: "a.py:3"}, 1: left_out}, 1)

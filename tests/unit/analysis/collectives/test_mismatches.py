@@ -1,5 +1,3 @@
-"""Checks that collectives which differ between ranks are found, live and after the run."""
-
 from __future__ import annotations
 
 import pytest
@@ -23,7 +21,6 @@ DTYPES = ["Byte", "Char", "Short", "Int", "Long", "Half", "Float"]
 
 
 def ranks(count: int = 3) -> list[Rank]:
-    """Returns ranks that each issue two all-reduces of 8 bytes of Float."""
     made = [Rank(rank, count, dtypes=DTYPES) for rank in range(count)]
     for rank in made:
         for seq in range(2):
@@ -32,7 +29,6 @@ def ranks(count: int = 3) -> list[Rank]:
 
 
 def mismatches(*made: Rank) -> tuple[list[str], int]:
-    """Returns sentences of the whole traces; checks that the live finder finds the same."""
     traces = [rank.trace() for rank in made]
     found, count = find_mismatches(traces, [columns.collectives(trace) for trace in traces])
     finder = MismatchFinder()
@@ -117,7 +113,7 @@ def test_sizes_and_dtypes_that_may_differ_between_ranks_are_no_mismatch() -> Non
 
 
 def test_unknown_operations_without_a_sequence_number_are_no_mismatch() -> None:
-    made = ranks(2)  # torch.profiler may not name a kernel, and ranks may issue different ones
+    made = ranks(2)
     for rank in made:
         for call in range(2):
             size = 8 * (1 + call + rank.rank)
@@ -156,12 +152,12 @@ def test_the_live_finder_reports_each_group_once_and_bounds_its_memory() -> None
     finder.add(1, "0", 2, 1, LARGE, 4)
     (told,) = finder.poll()
     assert told.issue_ns == ((0, 3), (1, 4))
-    assert told.odd_ranks == (0, 1)  # two values, and no majority
+    assert told.odd_ranks == (0, 1)
     finder.add(0, "0", 2, 2, SMALL, 5)
     finder.add(1, "0", 2, 2, LARGE, 6)
     assert finder.poll() == []
     assert finder.count == 2
-    for seq in range(10_000):  # no other rank issues these
+    for seq in range(10_000):
         finder.add(0, "1", 2, seq, SMALL, seq)
     assert len(finder._open) <= 4097
 
@@ -182,7 +178,7 @@ def test_the_live_finder_does_not_wait_for_a_rank_that_never_comes() -> None:
     finder.add(1, "0", 3, 0, LARGE, 2)
     assert finder.poll() == []
     assert [one.odd_ranks for one in finder.poll()] == [(0, 1)]
-    finder.add(2, "0", 3, 0, SMALL, 3)  # rank 2 issues it after all
+    finder.add(2, "0", 3, 0, SMALL, 3)
     assert finder.poll(last=True) == []
     assert finder.count == 1
 
@@ -195,13 +191,11 @@ OTHER = Issued("barrier", "", "", -1, -1)
     [
         ([], None),
         ([SMALL, LARGE], None),
-        ([SMALL, LARGE] * 2, None),  # what follows LARGE was seen once
+        ([SMALL, LARGE] * 2, None),
         ([SMALL, LARGE] * 3, SMALL),
         ([SMALL] * 20, SMALL),
-        # A barrier after every third all-reduce.
         ([SMALL, SMALL, SMALL, OTHER] * 4, SMALL),
         ([*[SMALL, SMALL, SMALL, OTHER] * 4, SMALL, SMALL, SMALL], OTHER),
-        # Nothing repeats: either may follow.
         ([SMALL, LARGE, SMALL, OTHER, SMALL, LARGE, SMALL, OTHER, OTHER, SMALL], None),
     ],
 )
@@ -212,13 +206,13 @@ def test_what_is_usual_at_a_place_is_what_followed_there_each_time(
 
 
 def test_two_ranks_are_told_apart_by_what_they_issued_in_earlier_steps() -> None:
-    """Each step has two small all-reduces and a large one; rank 1 leaves out the second small."""
     made = [Rank(rank, 2, dtypes=DTYPES) for rank in range(2)]
     for rank in made:
         sizes = [8, 8, 16] * 4 + ([8, 16] if rank.rank == 1 else [8, 8])
         for seq, size in enumerate(sizes):
             rank.collective(seq, 10 * seq + 1, 10 * seq + 5, bytes=size, dtype=6)
-    mismatches(*made)  # the live finder tells the same
+    # The helper asserts that the live finder finds the same.
+    mismatches(*made)
     traces = [rank.trace() for rank in made]
     (first,), _ = find_mismatches(traces, [columns.collectives(trace) for trace in traces])
     assert (first.seq, first.told_ranks, first.odd_ranks) == (13, (1,), (1,))
@@ -252,7 +246,6 @@ def test_lines_are_said_if_all_ranks_of_a_collective_share_one() -> None:
 def test_a_job_in_which_every_collective_differs_costs_the_watchdog_little(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The usual next call is searched only at the first mismatch, and to describe a hang."""
     looked_up: list[int] = []
 
     def counted(earlier: list[Issued]) -> Issued | None:

@@ -1,5 +1,3 @@
-"""What NCCL's plugin recorded, joined to the calls and compared between ranks."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -18,10 +16,8 @@ FOREIGN = 1_000_000
 
 
 class NcclRank(Rank):
-    """A rank whose NCCL loads the plugin; its communicator 1 is that of all ranks."""
-
     def __init__(self, rank: int, world_size: int, group_size: int = 0) -> None:
-        """With ``group_size``, communicator 1 is that of so many ranks, all of the same name."""
+        """``group_size`` is the number of ranks in communicator 1; 0 means all ranks."""
         super().__init__(rank, world_size)
         self.group_size = group_size or world_size
 
@@ -36,7 +32,7 @@ class NcclRank(Rank):
         size: int = 4096,
         tuning: str = "RING SIMPLE",
     ) -> None:
-        """Adds an operation of four channels, which end within 1000 ns."""
+        """``bytes_out`` holds the spread of the channels' begins (500 ns) and ends (1000 ns)."""
         algorithm, protocol = tuning.split()
         code = 16 * NCCL_ALGORITHMS.index(algorithm) + NCCL_PROTOCOLS.index(protocol)
         self._add(
@@ -57,19 +53,16 @@ class NcclRank(Rank):
         )
 
     def bucket(self, op_id: int, index: int, ready: int) -> None:
-        """Adds the bucket that an all-reduce sends."""
         self._add(Kind.BUCKET, ready, op_id=op_id, aux=index, value=ready, group=1, bytes_in=4096)
 
     def send(
         self, op_id: int, peer: int, network: int, wait: int, gpu: int, size: int, group: int = 1
     ) -> None:
-        """Adds a transfer of one channel."""
         end = 1000 + network + wait + gpu
         same = {"op_id": op_id, "group": group, "aux": peer, "thread": size}
         self._add(Kind.NCCL_SEND, 1000, value=end, bytes_in=gpu, bytes_out=wait, **same)
 
     def told(self) -> Trace:
-        """Returns the trace with its communicator."""
         rank, size = self.rank % self.group_size, self.group_size
         described = Communicator(1, f"0abc{self.rank // size}", "dp0", rank, size)
         return dataclasses.replace(self.trace(), communicators={1: described})
@@ -88,7 +81,6 @@ def row_of(found: NcclWorld, op: str = "all_reduce") -> NcclRow:
 
 
 def two_ranks() -> list[NcclRank]:
-    """A bucket's all-reduce in each of three steps; in the second step rank 1 is late."""
     ranks = []
     for number in range(2):
         rank = NcclRank(number, 2)

@@ -1,5 +1,3 @@
-"""Checks starts derived from issue and end, on hand-made and on random schedules."""
-
 from __future__ import annotations
 
 import heapq
@@ -25,8 +23,7 @@ def starts(rank: Rank) -> list[int]:
 
 
 def test_starts_of_a_known_schedule_on_two_threads() -> None:
-    # Threads A and B. 0 on A [10, 50], 1 on B [20, 30], 2 on B [30, 90], 3 on A [50, 60],
-    # 4 on A [60, 70] and 5, issued when A is idle, on A [80, 85].
+    # Thread A runs calls 0, 3, 4 and 5; thread B runs calls 1 and 2.
     rank = Rank()
     for seq, (issue, end) in enumerate(
         [(10, 50), (20, 30), (25, 90), (28, 60), (29, 70), (80, 85)]
@@ -40,7 +37,6 @@ def test_each_group_has_its_own_threads() -> None:
     for group in (1, 2):
         for seq in range(3):
             rank.collective(seq, 10 * group + seq, 100 + seq, group=group)
-    # Two calls of each group run at once; the third starts when the first is done.
     assert starts(rank) == [10, 11, 100, 20, 21, 100]
 
 
@@ -60,7 +56,6 @@ def test_the_number_of_gloo_threads_is_read_from_the_trace_and_is_two_otherwise(
     for seq in range(4):
         rank.collective(seq, 10 + seq, 100 + seq)
     assert assumes_threads(rank.trace())
-    # Two threads: the third waits for the first, the fourth for the second.
     assert starts(rank) == [10, 11, 100, 101]
     for threads, expected in ((1, [10, 100, 101, 102]), (3, [10, 11, 12, 100])):
         rank.metadata["gloo_threads"] = {"0": threads}
@@ -91,8 +86,6 @@ def test_starts_are_unknown_for_backends_other_than_gloo() -> None:
 
 
 def test_a_start_that_depends_on_an_unknown_end_is_unknown() -> None:
-    # Collective 1 has no end. 2 finds a thread free whatever 1 does; 3 does so only if 1 is
-    # done. 2 and 3 are done when 4 is issued, so that a thread is free.
     rank = Rank()
     for seq, (issue, end) in enumerate([(10, 20), (30, 0), (40, 90), (50, 95), (96, 99)]):
         rank.collective(seq, issue, end)
@@ -108,7 +101,6 @@ def test_a_lost_end_hides_only_the_next_start_of_a_single_thread() -> None:
 
 
 def test_the_return_of_a_wait_is_the_latest_possible_end_of_its_collective() -> None:
-    # Call 0 ended by 50, when its wait returned: call 2 started from 30 to 50, and call 3 at 60.
     rank = Rank()
     rank.wait(rank.collective(0, 10, 0), 40, 50)
     rank.collective(1, 20, 70)
@@ -118,7 +110,6 @@ def test_the_return_of_a_wait_is_the_latest_possible_end_of_its_collective() -> 
 
 
 def test_a_derived_start_is_never_after_the_collective_s_end() -> None:
-    # The ends of 0 and 1 were recorded late, after the thread that they left had run 2.
     rank = Rank()
     for seq, (issue, end) in enumerate([(10, 50), (11, 52), (12, 49)]):
         rank.collective(seq, issue, end)
@@ -128,12 +119,11 @@ def test_a_derived_start_is_never_after_the_collective_s_end() -> None:
 def simulate(
     lots: random.Random, threads: int, count: int
 ) -> tuple[list[int], list[int], list[int]]:
-    """Returns issue, start and end times in a FIFO queue, simulated event by event."""
     issue = sorted(lots.randrange(1, 20 * count) for _ in range(count))
     duration = [lots.choice([lots.randrange(1, 10), lots.randrange(1, 200)]) for _ in issue]
     start, end = [0] * count, [0] * count
     waiting: list[int] = []
-    running: list[int] = []  # heap of ends
+    running: list[int] = []
     events = [(time, 1, k) for k, time in enumerate(issue)]
     heapq.heapify(events)
     while events:
@@ -158,7 +148,7 @@ def test_starts_derived_from_random_schedules_equal_the_simulated_ones(
     issue, start, end = simulate(random.Random(seed), threads, count=60)
     found = fifo_starts(np.array(issue), np.array(end), threads)
     assert found.tolist() == start
-    assert any(a < b for a, b in zip(issue, start, strict=True))  # some did queue
+    assert any(a < b for a, b in zip(issue, start, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(20))

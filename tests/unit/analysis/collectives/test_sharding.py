@@ -1,5 +1,3 @@
-"""Checks the exposed communication of FSDP2 in a job that is computed by hand."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -37,7 +35,6 @@ def test_exposed_time_is_divided_by_part_group_and_last_call() -> None:
     result = found()
     assert result.groups == 2
     parts = [(p.part, p.calls, p.group, p.last_ms) for p in result.parts]
-    # Both blocks' reduce-scatters take 10 ms; the second block is gathered first in backward.
     assert parts[0][:2] == (SCATTER, 2)
     assert parts[0][3] == pytest.approx(10)
     exposed = {part.part: part.exposed_ms for part in result.parts}
@@ -56,7 +53,8 @@ def test_the_sentence_lists_exposed_communication_unless_it_is_small() -> None:
     assert found().sentence(10_000.0) == ""
 
 
-#: Operation, bytes gathered, and exposed ms of each call in ``accumulated``.
+#: Each letter of a pass stands for an operation, its size in bytes and its exposed time in ms. A
+#: and B gather two parameter groups in forward; a and b gather the same groups in backward.
 CALLS = {
     **{"A": ("all_gather_into_tensor", 100, 2), "B": ("all_gather_into_tensor", 200, 3)},
     **{"a": ("all_gather_into_tensor", 100, 4), "b": ("all_gather_into_tensor", 200, 5)},
@@ -65,25 +63,19 @@ CALLS = {
     **{"+": ("all_reduce", 60, 1), "t": ("all_reduce", 9, 2)},
     **{"G": ("all_gather_into_tensor", 30, 1), "S": ("reduce_scatter_tensor", 15, 1)},
 }
-#: Calls in a process group of tensor parallelism.
 TENSOR = "tGS"
 
 
 def accumulated(*passes: str, phases: bool = True, evaluated: str = "") -> Sharding:
-    """As ``recorded``, of steps that are sharded."""
     result = recorded(*passes, phases=phases, evaluated=evaluated)
     assert result is not None
     return result
 
 
 def recorded(*passes: str, phases: bool = True, evaluated: str = "") -> Sharding | None:
-    """Returns the sharding of steps with these passes, of a model with the groups A and B.
+    """Each pass lists its calls in order: calls before "|" run in forward, the others in backward.
 
-    Each pass has its calls in order: those before "|" in forward, those after it in backward. A and
-    B are all-gathers in forward, a and b in backward; 1 and 2 are these groups' reduce-scatters; M
-    is an all-gather of the script's own. + sums what reduce-scatter 2 returned, t sums activations;
-    G and S gather and reduce-scatter activations. The last step begins with the calls in
-    ``evaluated``.
+    The last step begins with the calls in ``evaluated``.
     """
     rank = Rank(0, 1, groups={1: ("0", 1), 2: ("tensor", 1)})
     at, seq = 0, 0
@@ -116,19 +108,14 @@ def recorded(*passes: str, phases: bool = True, evaluated: str = "") -> Sharding
     [
         (("AB|b2a1",), {FORWARD: (2, 3), BACKWARD: (2, 5), SCATTER: (2, 7)}),
         (("AB|b2a1", "AB|b2a1"), {FORWARD: (2, 6), BACKWARD: (2, 10), SCATTER: (2, 14)}),
-        # Only the last pass reduces.
         (("AB|ba", "AB|b2a1"), {FORWARD: (2, 6), BACKWARD: (2, 10), SCATTER: (2, 7)}),
-        # The parameters are resharded only after backward.
         (("AB|", "AB|", "AB|21"), {FORWARD: (2, 9), SCATTER: (2, 7)}),
-        # The parameters, or those of one group, stay gathered until the last pass ends.
         (("AB|", "|21"), {FORWARD: (2, 3), SCATTER: (2, 7)}),
         (("AB|b", "B|b21"), {FORWARD: (2, 6), BACKWARD: (2, 10), SCATTER: (2, 7)}),
         (("AB|", "A|", "A|21"), {FORWARD: (1, 6), SCATTER: (2, 7)}),
-        # Both passes reduce, but the second gathers nothing in forward: they count as one pass.
+        # The second pass gathers nothing in forward, so both passes count as one pass.
         (("AB|21", "|21"), {FORWARD: (2, 3), SCATTER: (0, 0)}),
-        # The second pass is of another model.
         (("AB|b2a1", "BA|a2b1"), {FORWARD: (0, 0), BACKWARD: (0, 0), SCATTER: (0, 0)}),
-        # Another all-gather after backward belongs to no group.
         (("AB|b2a1M",), {FORWARD: (2, 3), BACKWARD: (2, 5), SCATTER: (2, 7)}),
     ],
 )
@@ -176,9 +163,9 @@ def test_sequence_parallelism_alone_is_not_sharded() -> None:
     ("forward", "backward", "expected"),
     [
         ([9, 4, 4, 7], [7, 4, 4, 9], [4, 3, 2, 1]),
-        # As in most recipes, neither the root's parameters nor the last group were resharded.
+        # Most recipes reshard neither the root's parameters nor the last group.
         ([9, 4, 4, 4, 7], [4, 4, 4], [4, 3, 2]),
-        # One of three equal groups was not resharded, and it may be any of them.
+        # It cannot be told which of the three groups of size 4 was not resharded.
         ([9, 4, 4, 4, 7], [7, 4, 4], [5, 0, 0]),
         ([9, 4, 4], [4, 4, 4], [0, 0, 0]),
         ([9, 4], [5], [0]),

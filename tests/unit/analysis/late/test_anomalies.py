@@ -1,8 +1,3 @@
-"""Checks the detection of level changes, in finished traces and in records as they arrive.
-
-Lasting changes have to be found soon, and false alarms have to be rare.
-"""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -39,25 +34,22 @@ from commprof.trace.schema import Phase, Records
 from tests.support.builders.traces import MS, Rank, world_run
 from tests.unit.analysis.align.test_device_timeline import DeviceRank
 
-#: Series and their length for the false alarms: 50,000 values of each kind.
 _SERIES, _LENGTH = 25, 2_000
 
 
 def changes(values: list[float]) -> list[SpeedChange]:
-    """Returns all changes of a series, each as it is first found."""
     detector = ChangeDetector()
     return [change for value in values if (change := detector.add(value)) is not None]
 
 
 def noise(kind: str, generator: np.random.Generator, length: int) -> np.ndarray:
-    """Returns values around 100 with a spread of some percent."""
     if kind == "normal":
         return 100 + 3 * generator.standard_normal(length)
-    if kind == "student t, 2 degrees":  # no finite variance: tails as on a busy host
+    # Student's t distribution with 2 degrees of freedom has no finite variance.
+    if kind == "student t, 2 degrees":
         return 100 + 3 * np.abs(generator.standard_t(2, length))
     if kind == "lognormal":
         return 100 * np.exp(0.1 * generator.standard_normal(length))
-    # One step in ten takes three times as long, as with an evaluation.
     return (100 + generator.standard_normal(length)) * np.where(np.arange(length) % 10, 1, 3)
 
 
@@ -65,7 +57,6 @@ def noise(kind: str, generator: np.random.Generator, length: int) -> np.ndarray:
 def test_false_alarms_are_rare(kind: str) -> None:
     generator = np.random.default_rng(7)
     alarms = sum(len(changes(noise(kind, generator, _LENGTH).tolist())) for _ in range(_SERIES))
-    # At most one in 50,000 values.
     assert alarms <= 1
 
 
@@ -78,7 +69,7 @@ def test_a_lasting_change_is_found_at_its_place(kind: str, factor: float) -> Non
         values[begin:] *= factor
         (found,) = changes(values.tolist())
         assert abs(found.begin - begin) <= 5
-        # Beyond the cut each value adds CUT - SLACK.
+        # A value beyond the cut adds CUT - SLACK to the detector's sum.
         assert found.found - begin <= LIMIT / (CUT - SLACK) + 3
         assert found.ratio == pytest.approx(factor, rel=0.15)
 
@@ -109,10 +100,9 @@ STEPS, CHANGE = 200, 120
 
 
 def ranks(slow_ms: int = 0, transfer_ms: int = 2, until: int = STEPS) -> list[Rank]:
-    """Two ranks with steps of 20 ms: forward 5, backward 10, waiting for an all-reduce 5.
+    """From step ``CHANGE`` to ``until``, rank 1's backward takes ``slow_ms`` longer.
 
-    From step ``CHANGE`` up to step ``until`` rank 1's backward takes ``slow_ms`` longer, rank 0
-    waits for it, and the all-reduce of 1 MB takes ``transfer_ms`` instead of 2 ms.
+    Each all-reduce of these steps takes ``transfer_ms`` instead of 2 ms.
     """
     made = [Rank(rank, 2) for rank in range(2)]
     begin = 1000 * MS
@@ -144,8 +134,6 @@ def offline(made: list[Rank]) -> list[tuple[str, int, int, str]]:
 
 
 class Watched:
-    """The watchdog's task, and the figures of the steps that it measures."""
-
     def __init__(self, made: Sequence[Rank]) -> None:
         self.traces = world_run([*made]).traces
         self.task = AnomalyTask(cast(Log, self))
@@ -164,7 +152,6 @@ class Watched:
         self.told.append(what)
 
     def poll(self, records: dict[int, Records], ended: bool = False) -> None:
-        """Gives the task the next records of each rank."""
         feeds = []
         for rank, trace in self.traces.items():
             state = SimpleNamespace(rank=rank, world_size=len(self.traces))
@@ -175,7 +162,6 @@ class Watched:
         self.task.poll(cast(list[RankFeed], feeds), 0)
 
     def in_pieces(self, count: int) -> Watched:
-        """Gives the task all records, in ``count`` pieces of equal length."""
         of_rank = {rank: trace.records for rank, trace in self.traces.items()}
         last = max(int(records["timestamp_ns"][-1]) for records in of_rank.values())
         ends = np.linspace(-1, last, count + 1).astype(np.int64)
@@ -192,13 +178,11 @@ class Watched:
 
 
 def live(made: Sequence[Rank], pieces: int = 40) -> list[tuple[str, int, int, str]]:
-    """Returns what is found in the same records in pieces, as a watchdog gets them."""
     told = Watched(made).in_pieces(pieces).told
     return [(anomaly.what, anomaly.rank, anomaly.step, anomaly.phase) for anomaly in told]
 
 
 def test_the_watchdog_measures_steps_and_bandwidth_on_the_device_timeline() -> None:
-    """The device falls behind its host, so that its events come in later pieces."""
     made = [DeviceRank(rank, 2) for rank in range(2)]
     for rank in made:
         for step in range(10):
@@ -227,7 +211,7 @@ def test_a_rank_that_becomes_slow_is_named_with_its_phase() -> None:
     made = ranks(slow_ms=6)
     expected = {(STEP, -1, CHANGE, ""), (COMPUTE, 1, CHANGE, "backward")}
     assert set(offline(made)) == expected
-    # If a piece ends within a step, its phases and waits may come with the next piece.
+    # If a piece of records ends within a step, the step's phases may come with the next piece.
     found = live(made)
     assert {(what, rank) for what, rank, _, _ in found} == {(STEP, -1), (COMPUTE, 1)}
     assert all(abs(step - CHANGE) <= 2 for _, _, step, _ in found)
@@ -241,14 +225,12 @@ def test_a_link_that_becomes_slow_is_reported_as_a_fall_in_bandwidth() -> None:
     slow = next(
         one for one in find_anomalies(seen, bandwidth_by_step(seen)) if one.what == BANDWIDTH
     )
-    # 8 Mbit in 2 ms, then in 8 ms.
     assert (slow.before, slow.after) == (pytest.approx(4.0), pytest.approx(1.0))
     assert slow.sentence == (f"Bandwidth fell from 4 to 1 Gbit/s (-75%) at step {CHANGE}")
     assert slow.found_step - slow.step <= 8
 
 
 def of_work(rank: int, step: int, **values: Any) -> Anomaly:
-    """Returns a change of a rank's own work from 10 ms + ``rank`` µs to twice as much."""
     before = 10 + rank / 1000
     made = Anomaly(COMPUTE, rank, step, 0, step + 7, "forward", before, 2 * before)
     return replace(made, **values)
@@ -269,7 +251,7 @@ def test_ranks_whose_own_work_changes_alike_are_one_change() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        of_work(1, 120),  # long after
+        of_work(1, 120),
         of_work(1, 100, phase="backward"),
         of_work(1, 100, after=5.0),
         of_work(1, 100, last_step=150),
@@ -286,17 +268,13 @@ def test_step_times_of_seconds_are_told_without_an_exponent() -> None:
     assert change.sentence == "Step time rose from 1234 to 1500 ms (+22%) at step 120"
 
 
-#: Enough pieces for every step, since each piece yields one value of the bandwidth.
+#: Each piece yields one value of the bandwidth, so each step needs a piece of its own.
 _LOOKS = 2 * STEPS
-#: Size of what :func:`pairs` exchange besides an all-reduce of 1 MB.
 _OTHERS = {"send": 1_000_000, "gather": 40_000, "broadcast": 60_000}
 
 
 def pairs(slow: str) -> list[Rank]:
-    """Two separate pairs of ranks; one of their operations slows down at ``CHANGE``.
-
-    ``slow`` is "pair 0" or "pair 1" for a pair's all-reduce, else one of ``_OTHERS`` in pair 1.
-    """
+    """``slow`` is the pair whose all-reduce slows down, or an operation in ``_OTHERS``."""
     made = [Rank(number, 4, groups={1: (f"pair {number // 2}", 2)}) for number in range(4)]
     for rank in made:
         pair, rank.group_ranks = rank.groups[1][0], {1: rank.rank % 2}
@@ -318,7 +296,6 @@ def pairs(slow: str) -> list[Rank]:
 
 @pytest.mark.parametrize("slow", ["pair 0", "pair 1", "gather"])
 def test_a_slow_operation_in_any_group_is_a_bandwidth_anomaly(slow: str) -> None:
-    # Even a gather of 80 kB in all, 40 kB of each rank, is large enough.
     assert offline(pairs(slow)) == [(BANDWIDTH, -1, CHANGE, "")]
     ((what, _, step, _),) = live(pairs(slow), _LOOKS)
     assert (what, abs(step - CHANGE) <= 2) == (BANDWIDTH, True)
@@ -356,7 +333,6 @@ def test_a_change_that_ended_is_one_anomaly_with_its_last_step(until: int) -> No
 def test_the_last_step_of_each_anomaly_is_that_of_its_own_series(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Two ranks change and return at different times; some steps lack some of the figures.
     draw = np.random.default_rng(3)
     figures = []
     for step in range(400):
@@ -389,8 +365,7 @@ def test_a_change_that_persists_has_no_last_step() -> None:
 
 
 def test_own_work_of_the_watchdog_equals_the_report_s() -> None:
-    # A finalisation of 8 ms in which the thread ran for 5 (it copied) and waited 3, 1 of them in
-    # a Work.wait; 2 ms in no phase.
+    # The 13 ms of backward in each step include 3 ms of waiting, of which 1 ms is in Work.wait.
     rank, begin = Rank(), 1000 * MS
     for step in range(4):
         at = begin + 20 * step * MS
@@ -410,7 +385,6 @@ def test_own_work_of_the_watchdog_equals_the_report_s() -> None:
 
 
 def test_own_work_of_the_watchdog_equals_the_report_s_if_a_wait_outlasts_its_phase() -> None:
-    # Of the wait from 25 to 60, the 5 ms before the phase's end at 30 are taken out of the phase.
     rank = Rank()
     rank.phase(Phase.FORWARD, 10 * MS, 30 * MS)
     rank.wait(rank.collective(0, 20 * MS, 60 * MS), 25 * MS, 60 * MS)

@@ -1,5 +1,3 @@
-"""Checks the rank at which waiting began, and its cause, in simulated jobs of known cause."""
-
 from __future__ import annotations
 
 import random
@@ -25,13 +23,12 @@ def measured(of: Job) -> list[Breakdown]:
 
 
 def costs(parts: list[Breakdown]) -> Floats:
-    """Returns the waiting caused, as ``[rank, cause]``."""
+    """Returns the caused waiting in ns, indexed by rank and cause."""
     total: Floats = np.sum([part.caused_ns.sum(axis=0) for part in parts], axis=0)
     return total
 
 
 def assert_conserved(parts: list[Breakdown]) -> None:
-    """Checks that the caused waiting adds up to the waiting of each rank and step."""
     for part in parts:
         assert (part.caused_ns >= 0).all()
         waited = np.nan_to_num(part.wait_ns)
@@ -46,7 +43,6 @@ def test_the_slow_rank_and_its_cause_get_most_of_the_waiting(shape: str, seed: i
     order = np.argsort(-found.sum(axis=1), kind="stable")
     assert set(order[: len(of.ranks)].tolist()) == of.ranks
     assert CAUSES[int(found[list(of.ranks)].sum(axis=0).argmax())] == of.cause
-    # The other ranks' share is transfers and a leaf that is even later.
     assert found[list(of.ranks)].sum() > 0.6 * found.sum()
     assert_conserved(parts)
 
@@ -99,7 +95,7 @@ def test_a_rank_without_a_core_is_not_named_late_but_reported_as_the_cause() -> 
     assert ({lacked.rank}, lacked.phase) == (of.ranks, "forward")
     starved = of.steps[0][lacked.rank][1][2]
     assert lacked.no_core_ms == pytest.approx(starved, rel=0.01)
-    # Other work is 4 ms per phase, +-5 %.
+    # The other ranks' forward takes 4 ms, give or take 5 %.
     assert lacked.longer_ms == pytest.approx(starved, abs=0.4)
     said = " ".join(_about_causes(result))
     assert f"rank {lacked.rank}'s forward takes" in said
@@ -107,7 +103,6 @@ def test_a_rank_without_a_core_is_not_named_late_but_reported_as_the_cause() -> 
 
 
 def test_a_rank_that_only_its_own_pair_waits_for_is_named_late() -> None:
-    """Rank 7 of 8 ranks in 4 pairs is 40 ms late: rank 6 waits 40 ms, and no other rank waits."""
     ranks = [Rank(rank, 8, groups={1: (f"pair {rank // 2}", 2)}) for rank in range(8)]
     for rank in ranks:
         rank.group_ranks = {1: rank.rank % 2}
@@ -127,8 +122,6 @@ def test_a_rank_that_only_its_own_pair_waits_for_is_named_late() -> None:
 
 
 def test_remarks_name_the_kernel_counters_that_explain_a_longer_phase() -> None:
-    """Rank 1's backward takes 18 ms longer than the others'; kernel counters explain it."""
-
     def said(no_core_ms: int, **counts: int) -> list[str]:
         ranks = [Rank(rank, 3) for rank in range(3)]
         for rank in ranks:

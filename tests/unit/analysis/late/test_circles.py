@@ -1,5 +1,3 @@
-"""Ranks that wait for each other: which of them differs, by majority or by its earlier steps."""
-
 from __future__ import annotations
 
 import pytest
@@ -15,13 +13,9 @@ _NAMES = {1: "0", 2: "1"}
 
 
 def job(orders: dict[int, list[int]], members: dict[int, list[int]], steps: int = 3) -> Cause:
-    """Returns the cause of a hang in which each rank issued calls of groups in its own order.
+    """Each rank hangs in the first group of its ``orders``; ``members`` lists the ranks of a group.
 
-    Args:
-        orders: by rank the numbers of the groups whose collective it issues, in the last step.
-            Earlier steps have one call of group 1 and then one of group 2.
-        members: by group its ranks.
-        steps: number of completed steps.
+    In the earlier steps each rank calls its groups in order of their numbers.
     """
     states = []
     for rank, order in orders.items():
@@ -72,13 +66,11 @@ def test_a_circle_of_two_ranks_without_earlier_steps_tells_no_culprit(steps: int
 
 
 def test_a_majority_counts_only_among_ranks_that_could_have_issued_the_same() -> None:
-    """Rank 2 is not in group 2, so that its waiting in group 1 says nothing about rank 1."""
     cause = job({0: [1], 1: [2], 2: [1]}, {1: [0, 1, 2], 2: [0, 1]}, steps=0)
     assert circle(cause).told_ranks == ()
 
 
 def of_messages(*ops: str) -> str:
-    """What is said of ranks 0 and 1 that wait for each other in messages."""
     waiting = tuple(
         (PendingOperation(op, "0", 0, 1 - rank, 8, 8, 0, -1, in_backward=False), (rank,))
         for rank, op in enumerate(ops)
@@ -98,12 +90,9 @@ def test_ranks_that_all_send_first_are_told_the_order_that_ends_the_circle() -> 
 
 
 def after_messages(first: list[str], second: list[str], steps: int) -> Cause:
-    """Returns the cause of a hang of two ranks that exchange messages.
+    """Rank 0 hangs in the last message of ``first``, and rank 1 in the last of ``second``.
 
-    Args:
-        first: what rank 0 does in the last step, in which it waits in the last message.
-        second: the same of rank 1.
-        steps: number of completed steps, in which rank 0 sends and then receives.
+    In the completed ``steps`` rank 0 sends before it receives.
     """
     states = []
     for rank, last in enumerate((first, second)):
@@ -126,8 +115,8 @@ def after_messages(first: list[str], second: list[str], steps: int) -> Cause:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (["send", "recv"], ["recv", "recv"]),  # receives once too often
-        (["send"], ["send"]),  # turned its order
+        (["send", "recv"], ["recv", "recv"]),
+        (["send"], ["send"]),
     ],
 )
 def test_a_rank_whose_messages_differ_from_its_steps_is_named_and_no_order(
@@ -143,7 +132,6 @@ def test_a_rank_whose_messages_differ_from_its_steps_is_named_and_no_order(
 
 
 def test_ranks_that_have_not_received_equally_often_are_not_said_to_receive_first() -> None:
-    """In the first step nobody can be told, but rank 0 did send before it received."""
     cause = after_messages(["send", "recv"], ["recv", "recv"], steps=0)
     assert cause.ranks == (0, 1)
     said = circle(cause).difference(Words(), {})

@@ -1,8 +1,3 @@
-"""Checks the late rank, its phase and all costs of waiting in jobs that are known exactly.
-
-``benchmarks/attribution/exact_schedules.py`` draws more and larger ones.
-"""
-
 from __future__ import annotations
 
 import numpy as np
@@ -13,12 +8,11 @@ from tests.support.builders.exact.drawn import LATE_IN, PAUSE, SHAPES, Drawn, an
 from tests.support.builders.exact.outcome import outcome
 from tests.support.builders.exact.simulation import simulate
 
-#: Largest error of a cost of waiting, of waiting and of transfer, as a fraction of the step.
+#: An error may be at most this fraction of the step's length.
 MOST_OF_STEP = 0.01
 
 
 def check(of: Drawn) -> None:
-    """Checks one late rank, or none, and every cost."""
     found = outcome(of)
     expected = (of.late[0].rank, of.late[0].cause) if of.late else (None, None)
     assert (found.rank, found.cause) == expected
@@ -31,8 +25,7 @@ def check(of: Drawn) -> None:
 def test_a_late_rank_its_cause_and_all_costs_of_waiting_are_right(shape: str, cause: str) -> None:
     seed = 10 * list(SHAPES).index(shape) + [*LATE_IN, PAUSE].index(cause)
     size = (2, 4, 8, 10, 12)[seed % 5]
-    # Most of a pipeline's waiting is its bubble. The late rank shows only in the ranks' own work,
-    # over more steps.
+    # Most of a pipeline's waiting is its bubble, so a late rank shows only over more steps.
     steps = 16 if shape == "pipeline" else 12
     check(drawn(shape, seed, size, steps, cause=cause, hosts=1 + seed % 3 if size >= 8 else 1))
 
@@ -42,7 +35,6 @@ def test_a_late_rank_its_cause_and_all_costs_of_waiting_are_right(shape: str, ca
 def test_a_rank_that_is_late_in_forward_is_never_late_in_backward(
     size: int, times_backward: float
 ) -> None:
-    """Third ranks wait for early buckets while the late rank is still in its backward pass."""
     check(drawn("ddp", size, size, 12, cause="forward", times_backward=times_backward))
 
 
@@ -68,7 +60,6 @@ def test_many_more_drawn_schedules(seed: int, late: int) -> None:
 
 
 def test_waiting_of_a_schedule_that_is_computed_by_hand() -> None:
-    """The truth itself: rank 1 is 5 ms late in forward, and nothing else differs."""
     of = drawn("ddp", 0, 3, 6, late=0)
     for times in of.job.work_ns.values():
         times[:] = 1_000_000
@@ -80,8 +71,8 @@ def test_waiting_of_a_schedule_that_is_computed_by_hand() -> None:
     of.job.begin_ns = np.zeros(3, dtype=np.int64)
     of.job.lengthen(1, LATE_IN["forward"], np.full(6, 5_000_000.0))
     found = truth.truth_of(of.job, simulate(of.job))
-    # The late rank's last bucket is over before its finalisation begins, so the rank never waits.
-    # The other ranks stand in their finalisation for 5 ms, of which 101 us are transfer.
+    # Rank 1 never waits. Each other rank spends 5 ms in its finalisation, of which 101 us are
+    # transfer.
     assert found.transfer_ns[1:, 0].tolist() == pytest.approx([101_000] * 5)
     assert found.wait_ns[1:, 0].tolist() == pytest.approx([4_899_000] * 5)
     assert found.wait_ns[:, 1].tolist() == [0] * 6

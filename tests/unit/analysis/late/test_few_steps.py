@@ -1,5 +1,3 @@
-"""Exact schedules of three to five steps: the late rank is named, or nobody if no rank is late."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -13,7 +11,6 @@ from tests.support.builders.traces import MS, Rank, world_run
 
 
 def job_of_few_steps(seed: int, late: int) -> Drawn:
-    """Draws a job of 2 to 16 ranks on one host."""
     random = np.random.default_rng([seed, 77])
     size, shape = round(2 ** random.uniform(1, 4)), str(random.choice(list(SHAPES)))
     size += size % 2 if shape == "pipeline" else 0
@@ -26,13 +23,13 @@ def test_the_late_rank_of_an_own_run_of_few_steps_is_named_with_its_cause(seed: 
     assert outcome(job).cause_is_right(job)
 
 
-@pytest.mark.parametrize("seed", [124, 294])  # a probability of 1 % would name a rank
+# A limit of 1 % instead of 0.1 % on the probability would name a rank in these jobs.
+@pytest.mark.parametrize("seed", [124, 294])
 def test_a_clean_own_run_of_few_steps_names_nobody(seed: int) -> None:
     assert outcome(job_of_few_steps(seed, late=0)).rank is None
 
 
 def test_waiting_for_a_lack_of_cores_is_a_part_of_all_waiting() -> None:
-    """Rank 2 arrives 100 ms after the others: 10 ms of work, and 90 ms without a core."""
     ranks = [Rank(rank, 4) for rank in range(4)]
     for rank in ranks:
         for begin in range(0, 800 * MS, 200 * MS):

@@ -1,5 +1,3 @@
-"""Checks hangs, mismatches and anomalies, from the watchdog's files to the reports."""
-
 from __future__ import annotations
 
 import json
@@ -52,7 +50,7 @@ def test_a_hang_is_written_and_read_again(tmp_path: Path) -> None:
     feed.process = HungProcess(os.getpid(), "running")
     file = HangFile(tmp_path, HANG, [feed], 10 * SECOND)
     file.set_threshold("5 s, as asked for")
-    # Written at once, as the watchdog may be killed before there is a stack.
+    # The file is written at once: the watchdog may be killed before a stack is read.
     assert json.loads((tmp_path / "hang_1.json").read_text())["threshold"] == "5 s, as asked for"
     assert "Threshold: 5 s, as asked for" in (tmp_path / "hang_1.txt").read_text()
     file.add_stack(1, "", "Thread 1\n    f (a.py:1)", "")
@@ -158,7 +156,7 @@ def test_the_terminal_report_begins_with_incidents() -> None:
 def test_changes_of_speed_are_sought_unless_a_trial_began_in_the_trace(
     trial_began: int, sought: bool
 ) -> None:
-    """Traces also hold the metadata of a trial that an earlier capture of the process made."""
+    """A trace keeps the metadata of a trial from an earlier capture of the same process."""
     trial = {"plan": "", "first_step": 0, "begin_monotonic_ns": trial_began, "left_out": {}}
     rank, now = Rank(trial=trial), MS
     for step in range(120):

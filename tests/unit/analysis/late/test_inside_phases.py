@@ -1,5 +1,3 @@
-"""Checks what delays a late rank within its phases: lines by stacks, functions by samples."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -33,7 +31,6 @@ def issue(rank: Rank, seq: int, at_ms: float, line: int, thread: int = THREAD) -
 
 
 def late_world(no_core_ms: int = 0, lines: tuple[int, int, int] = (1, 2, 3)) -> WorldResult:
-    """World whose rank 2's backward takes 18 ms longer: 16 before its second operation, 2 after."""
     ranks = [Rank(rank, 3) for rank in range(3)]
     for rank in ranks:
         second, third = (36, 48) if rank.rank == 2 else (20, 30)
@@ -94,7 +91,7 @@ def test_sentences_name_lines_at_the_start_and_the_end_of_a_step() -> None:
 
 
 MAIN = "thread (100): MainThread;main (train.py:9)"
-#: Lines that are no samples; one count has more digits than int() accepts.
+#: Python's int() refuses a text of 5000 digits.
 NOISE = f"{MAIN} -3\n{MAIN} ٣\n{MAIN} {'9' * 5000}\n\n;; 3\nx\n"
 ENGINE = f"{MAIN};backward (torch/_tensor.py:5);_engine_run_backward (torch/autograd/graph.py:8)"
 
@@ -111,16 +108,13 @@ def read(directory: Path, text: str | bytes, thread: int = THREAD, is_main: bool
     [
         (f"{MAIN} 3\n{MAIN};f (a b.py:1) 4\n", (7, {"main (train.py:9)": 3, "f (a b.py:1)": 4})),
         (f"{MAIN};f (a.py:1) 4\n{MAIN};f (a.py:7) 5\n", (9, {"f (a.py:7)": 9})),
-        # Only the innermost frame counts: here a frame without a line, and a native function.
         (f"{MAIN};f (a.py:1);f (a.py:1);<lambda> (a.py) 2\n", (2, {"<lambda> (a.py)": 2})),
         (f"{MAIN};cblas_sgemm 2\n", (2, {"cblas_sgemm": 2})),
-        # Samples of a thread outside any function, and of one that waits for a collective.
+        # Frames of torch.distributed mean waiting, and waiting counts for no function.
         (f"thread (100): MainThread 5\n{MAIN};w (/x/torch/distributed/c10d.py:3) 6\n", (11, {})),
-        # Another thread; then the thread's id in another form, and of another process.
         (f"thread (7): Thread-1;g (b.py:1) 9\n{MAIN} 1\n", (1, {"main (train.py:9)": 1})),
         ("thread (0x7F): MainThread;f (a.py:1) 2\n", (2, {"f (a.py:1)": 2})),
         ('process 9:"p; x";thread (100): T;f (a.py:1) 2\n', (2, {"f (a.py:1)": 2})),
-        # A truncated line, a count of 0, and lines that are no samples.
         (f"{MAIN} 2\n{MAIN};f (a.py:1) 30", (2, {"main (train.py:9)": 2})),
         (f"{MAIN} 2\n{MAIN};f (a.py:1) 0\n", (2, {"main (train.py:9)": 2})),
         (f"{MAIN} 2\n{NOISE}", (2, {"main (train.py:9)": 2})),
@@ -138,7 +132,8 @@ def test_samples_are_counted_by_innermost_function_of_the_training_thread(
     ("text", "thread", "is_main"),
     [
         ("", THREAD, True),
-        ("f (a.py:1) 3\n", THREAD, True),  # without --threads
+        # py-spy names no thread without its option --threads.
+        ("f (a.py:1) 3\n", THREAD, True),
         (f"{MAIN} 0\n", THREAD, True),
         (f"{MAIN} 3\n", 101, False),
     ],
@@ -151,7 +146,6 @@ def test_samples_without_the_training_thread_are_refused(
 
 
 def sampled(directory: Path, *texts: str, no_core_ms: int = 0) -> WorldResult:
-    """World of three ranks with steps of 100 ms; the last ends its backward passes 30 ms late."""
     ranks = [Rank(rank, 3, pid=THREAD) for rank in range(3)]
     for rank in ranks:
         for step in range(STEPS):
@@ -174,7 +168,7 @@ def sampled(directory: Path, *texts: str, no_core_ms: int = 0) -> WorldResult:
 
 
 def test_functions_that_take_longer_on_the_late_rank_are_named(tmp_path: Path) -> None:
-    """On ranks 0 and 1, but not on rank 2, DDP waits for 30 ms of the engine's time."""
+    """On ranks 0 and 1, DDP waits for 30 ms of the 70 ms that the engine takes per step."""
     other = f"{MAIN} 100\n{ENGINE} 700\n{MAIN};augment (data.py:31) 200\n"
     late = f"{MAIN} 95\n{ENGINE} 560\n{MAIN};noise (a.py:1) 5\n"
     late += f"{MAIN};augment (data.py:31) 240\n{MAIN};augment (data.py:33) 100\n"

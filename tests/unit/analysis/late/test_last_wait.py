@@ -1,5 +1,3 @@
-"""A hang at the end of recordings is reported if the records prove it, and only then."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -19,9 +17,9 @@ STEPS, STEP_NS = 10, 100 * MS
 
 
 def job(ranks: int = 3, missing: tuple[int, ...] = (1,), until_s: float = 30.0) -> list[Rank]:
-    """Ten steps of an all-reduce each, then one that ``missing`` ranks never issue.
+    """The ranks in ``missing`` never issue the last all-reduce.
 
-    The others' calls end with an error after ``until_s``.
+    The calls of the other ranks fail after ``until_s``.
     """
     made = [Rank(rank, ranks) for rank in range(ranks)]
     for rank in made:
@@ -62,11 +60,11 @@ def test_calls_that_never_ended_last_until_the_last_record_of_the_host() -> None
     assert told is not None
     assert told.ranks == (1,)
     assert told.waited_s == pytest.approx(19.0, abs=1.01)
-    assert not told.hung  # rank 1 still worked
+    assert not told.hung
     assert told.sentence.startswith(
         "when the job was stopped: ranks 0, 2 had waited for rank 1 in "
     )
-    assert last_wait([_of_host(trace) for trace in cut], 3) is None  # no clock is common
+    assert last_wait([_of_host(trace) for trace in cut], 3) is None
 
 
 def _of_host(trace: Trace) -> Trace:
@@ -114,7 +112,6 @@ def test_only_the_end_of_a_long_recording_is_looked_at(
 
 
 def test_a_short_wait_for_the_same_call_is_not_called_complete() -> None:
-    """Ranks 0 and 2 wait for rank 1, rank 2 for too short a time to count."""
     made = job(missing=(1, 2))
     end = STEPS * STEP_NS
     made[2].collective(STEPS, end + 28 * S, end + 30 * S, bytes=4096, failed=True)
@@ -132,7 +129,7 @@ def test_jobs_on_devices_are_left_to_others() -> None:
 
 
 def test_a_wait_is_compared_with_the_steps() -> None:
-    """Nine steps of 10 s, and a wait of 30 s: a kill in the middle of a step."""
+    """A wait of 30 s proves no hang in a job whose steps take 10 s."""
     made = [Rank(rank, 2) for rank in range(2)]
     for rank in made:
         for number in range(9):

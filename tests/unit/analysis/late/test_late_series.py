@@ -1,5 +1,3 @@
-"""A rank that is late in one series of steps, which no test can tell from chance."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -15,7 +13,7 @@ STEP = 100.0 * MS
 
 
 def waited_for(late_steps: list[int], steps: int = 20, ms: float = 30.0) -> np.ndarray:  # type: ignore[type-arg]
-    """Waiting of three ranks for rank 2 in some steps, and a little for each rank in all steps."""
+    """Each of three ranks waits ``ms`` for rank 2 in each of the ``late_steps``."""
     waited = np.random.default_rng(1).uniform(0.0, 0.5 * MS, (steps, 4))
     waited[late_steps, 2] += 3 * ms * MS
     return waited
@@ -25,11 +23,11 @@ def waited_for(late_steps: list[int], steps: int = 20, ms: float = 30.0) -> np.n
     ("late_steps", "series"),
     [
         (list(range(5, 15)), slice(5, 15)),
-        ([5, 6, 7, 9, 10], slice(5, 11)),  # one of them was in time
+        ([5, 6, 7, 9, 10], slice(5, 11)),
         ([15, 16, 17, 18, 19], slice(15, 20)),
-        ([5, 6], None),  # two steps are no series
+        ([5, 6], None),
         ([2, 3, 4, 14, 15, 16], None),
-        (list(range(2, 20)), None),  # late all the time
+        (list(range(2, 20)), None),
         ([], None),
     ],
 )

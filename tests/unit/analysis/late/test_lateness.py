@@ -1,5 +1,3 @@
-"""Checks the phase in which a late rank fell behind, in schedules written by hand."""
-
 from __future__ import annotations
 
 import math
@@ -23,17 +21,16 @@ WIRE_MS = 3
 
 
 def schedule(extras: list[Extra], buckets: int = 1, steps: int = 4) -> list[Rank]:
-    """Ranks that spend 5 ms in each phase, and more where `extras` says so.
+    """Each phase takes 5 ms plus the ``extras`` of the rank in ms.
 
-    Backward issues its buckets 1 ms apart, the last at its end; each is on the wire for 3 ms
-    after its last rank, and the ranks wait for all of them.
+    Backward issues its buckets 1 ms apart, the last bucket at its end.
     """
     ranks = [Rank(rank, len(extras)) for rank in range(len(extras))]
     now = [0] * len(ranks)
     for step in range(steps):
         begin, issues = list(now), []
         for i, (rank, extra) in enumerate(zip(ranks, extras, strict=True)):
-            # The previous step's update, time outside any phase, then this step's own work.
+            # The optimizer comes first: it applies the previous step's gradients.
             for phase in (Phase.OPTIMIZER, Phase.OTHER, Phase.DATA, Phase.FORWARD, Phase.BACKWARD):
                 length = (5 + extra.get(phase, 0)) * MS
                 if phase not in (Phase.OTHER, Phase.BACKWARD):
@@ -69,12 +66,10 @@ def test_the_longer_phase_of_the_late_rank_is_named(phase: Phase, buckets: int) 
     ranks = schedule([{}, {phase: 20}, {}], buckets)
     found = explain(ranks, 1, [1, 2, 3])
     assert found.phase == phase.name.lower()
-    # All of its 20 ms are in that phase and none elsewhere.
     assert found.phase_share == pytest.approx(1.0)
 
 
 def test_the_phase_share_is_the_part_of_the_lateness_in_that_phase() -> None:
-    # The rank is 20 ms late, of which 15 ms are in forward.
     found = explain(schedule([{}, {}, {Phase.FORWARD: 15, Phase.DATA: 5}]), 2, [1, 2, 3])
     assert found.phase == "forward"
     assert found.phase_share == pytest.approx(0.75)
@@ -104,7 +99,6 @@ def test_waiting_with_an_unknown_cause_is_not_explained_by_a_known_one(
 
 
 def pause_in_forward(rank: Rank, length_ms: int) -> None:
-    """Adds a pause to each forward phase, 1 ms after its begin."""
     phases = columns.phases(rank.trace())
     for begin in phases.begin_ns[phases.key == Phase.FORWARD].tolist():
         rank.pause(begin + MS, begin + (1 + length_ms) * MS)
@@ -112,7 +106,6 @@ def pause_in_forward(rank: Rank, length_ms: int) -> None:
 
 @pytest.mark.parametrize(
     ("pause_ms", "named", "share"),
-    # Rank 1's forward is 20 ms longer, of which `pause_ms` are a pause.
     [(20, "host pause", 1.0), (15, "host pause", 0.75), (5, "forward", 0.75)],
 )
 def test_a_host_pause_is_separated_from_the_phase_it_lies_in(
@@ -142,23 +135,20 @@ def test_pauses_that_all_ranks_have_do_not_explain_lateness() -> None:
 
 
 def test_the_late_rank_is_compared_with_each_rank_that_waits_for_it() -> None:
-    # Ranks 0, 1 and 3 need 8 ms more for their data; rank 3 is late by its forward.
     ranks = schedule([{Phase.DATA: 8}, {Phase.DATA: 8}, {}, {Phase.DATA: 8, Phase.FORWARD: 20}])
     found = explain(ranks, 3, [1, 2, 3])
     assert found.phase == "forward"
-    # Rank 2 waits 28 ms, 8 of them for the data; the others wait 20 for the forward pass.
+    # Ranks 0 and 1 each wait 20 ms for forward; rank 2 waits 20 ms for forward and 8 ms for data.
     assert found.phase_share == pytest.approx(60 / 68)
 
 
 def test_lateness_is_explained_only_in_the_given_steps() -> None:
-    # No moment before the first step synchronises the ranks.
+    # Nothing synchronises the ranks before the first step.
     assert math.isnan(explain(schedule([{}, {Phase.DATA: 9}]), 1, [0]).phase_share)
     assert explain(schedule([{}, {Phase.DATA: 9}]), 1, [0, 1]).phase == "data"
 
 
 def test_blocking_collectives_synchronise_ranks() -> None:
-    # Each step has two blocking all-reduces, each after 5 ms; the late rank takes 5 ms more
-    # before the second one, in its data phase.
     ranks = [Rank(rank, 2) for rank in range(2)]
     now = 0
     for step in range(4):
@@ -178,7 +168,6 @@ def test_blocking_collectives_synchronise_ranks() -> None:
 
 
 def test_a_stalled_step_is_told_with_the_rank_that_the_others_waited_for() -> None:
-    """Rank 2 takes 3 s in step 6. This step is left out; each rank caused some other waiting."""
     ranks, now = [Rank(number, 4) for number in range(4)], 0
     for step in range(12):
         lengths = [(10 + (step + number) % 4) * MS for number in range(4)]

@@ -1,5 +1,3 @@
-"""Waiting is followed through ranks that waited themselves, to the rank at which it begins."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -14,7 +12,7 @@ MS = 1e6
 def of(
     waits_ms: dict[tuple[int, int], float], excess_ms: dict[int, float], ranks: int = 6
 ) -> PassedOn | None:
-    """Waits per step in ms by waiting rank and rank waited for; excess of own work by rank."""
+    """``waits_ms`` holds the wait in ms per step by waiting rank and rank waited for."""
     by_waiting = np.zeros((ranks, ranks))
     for pair, wait_ms in waits_ms.items():
         by_waiting[pair] = wait_ms * MS * STEPS
@@ -32,7 +30,6 @@ def test_a_chain_of_three_ranks_begins_at_the_first() -> None:
 
 
 def test_own_work_of_a_rank_that_waited_is_not_passed_on() -> None:
-    """Rank 1 waits 20 ms, and takes 10 ms longer itself: of 30 ms it passes 20 on."""
     found = of({(1, 0): 20, (2, 1): 30}, {0: 20, 1: 10})
     assert found is not None
     assert found.waited_for_ns.sum(axis=0)[:2] / (MS * STEPS) == pytest.approx([40, 10])

@@ -1,5 +1,3 @@
-"""Several ranks that work longer than all others: a slow host, or two late ranks."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -28,7 +26,6 @@ FORWARD = ORIGINS.index("forward")
 def slower(
     extra_ms: dict[int, float], late: int | None = None, clock_error_ns: float = 0.0
 ) -> SlowerRanks | None:
-    """Returns what is found in steps of eight ranks, some of which work longer in forward."""
     random = np.random.default_rng(3)
     work = random.uniform(0.0, 0.3 * MS, (8, len(ORIGINS), 20))
     for rank, ms in extra_ms.items():
@@ -47,12 +44,13 @@ def slower(
     ("extra_ms", "ranks", "hosts"),
     [
         (dict.fromkeys(range(4, 8), 10.0), (4, 5, 6, 7), ("node-1",)),
-        (dict.fromkeys(range(4, 7), 10.0), (4, 5, 6), ()),  # not the whole host
+        (dict.fromkeys(range(4, 7), 10.0), (4, 5, 6), ()),
         ({1: 10.0, 6: 8.0}, (1, 6), ()),
-        ({1: 10.0}, None, None),  # one rank is late by itself
-        ({1: 1.0, 6: 1.0}, None, None),  # less than 2 % of the step
-        (dict.fromkeys(range(5), 10.0), None, None),  # most ranks: the other three are fast
-        ({rank: 2.0 * rank for rank in range(8)}, None, None),  # no two groups
+        ({1: 10.0}, None, None),
+        ({1: 1.0, 6: 1.0}, None, None),
+        # If five of eight ranks take longer, the other three ranks are fast.
+        (dict.fromkeys(range(5), 10.0), None, None),
+        ({rank: 2.0 * rank for rank in range(8)}, None, None),
         ({}, None, None),
     ],
 )
@@ -64,17 +62,18 @@ def test_ranks_that_work_longer_than_all_others_are_found(
     if found is not None:
         assert found.phase == "forward"
         assert found.longer_ms == pytest.approx(min(extra_ms.values()), abs=0.8)
-        assert found.share > 0.96  # the slower ranks wait a little for each other
+        assert found.share > 0.96
 
 
 @pytest.mark.parametrize(
     ("extra_ms", "ranks"),
     [
         ({1: 10.0, 6: 8.0}, (1, 6)),
-        ({1: 10.0, 6: 4.0}, None),  # to mend rank 1 wins most
+        # 4 ms are less than half of rank 1's 10 ms.
+        ({1: 10.0, 6: 4.0}, None),
         ({1: 10.0, 6: 9.0, 4: 2.5, 5: 2.5}, (1, 6)),
         ({1: 12.0, 2: 11.0, 6: 10.5, 4: 2.0, 5: 1.0, 7: 2.0}, (1, 2, 6)),
-        (dict.fromkeys((1, 2, 3, 5, 6), 10.0), None),  # most ranks: the other three are fast
+        (dict.fromkeys((1, 2, 3, 5, 6), 10.0), None),
     ],
 )
 def test_beside_a_late_rank_those_that_are_nearly_as_late_are_found(
@@ -96,7 +95,6 @@ def test_two_of_four_ranks_are_slow_if_one_is_named_late() -> None:
 
 
 def test_ranks_that_exchange_nothing_with_the_slower_ones_do_not_wait_for_them() -> None:
-    """Ranks 4 and 5 are slow and wait for each other; then ranks 6 and 7 wait for them too."""
     work = np.random.default_rng(1).uniform(0.0, 0.3 * MS, (8, len(ORIGINS), 20))
     work[4:6, FORWARD] += 20.0 * MS
     by_waiting = np.zeros((8, 8))
@@ -114,7 +112,7 @@ def test_hosts_that_are_not_known_are_not_named() -> None:
     hosts = {rank: "node-0" if rank < 4 else "" for rank in range(8)}
     assert whole_hosts(range(4), hosts) == ("node-0",)
     assert whole_hosts(range(4, 8), hosts) == ()
-    assert whole_hosts(range(8), hosts) == ()  # there are no other hosts
+    assert whole_hosts(range(8), hosts) == ()
 
 
 def test_waits_within_the_error_of_two_clocks_name_nobody() -> None:

@@ -1,8 +1,3 @@
-"""Checks that a rank is named late if the others wait for it, and not by chance.
-
-A rank whose own work takes longer is distinguished from ranks that the host delays.
-"""
-
 from __future__ import annotations
 
 import time
@@ -27,12 +22,11 @@ WORK_STEP = 80.0 * MS
 
 
 def work(ranks: int, steps: int) -> np.ndarray:  # type: ignore[type-arg]
-    """Returns work of 8 ms for each phase of each rank and step."""
     return np.full((ranks, len(PHASES), steps), 8.0 * MS)
 
 
 def held_up(ranks: int, steps: int, seed: int) -> np.ndarray:  # type: ignore[type-arg]
-    """Returns ``work`` on a host with too few cores: on average 20 ms more in 40 % of phases."""
+    """Too few cores delay 40 % of the phases, by 20 ms on average."""
     random = np.random.default_rng(seed)
     size = (ranks, len(PHASES), steps)
     return work(ranks, steps) + random.exponential(20 * MS, size) * (random.random(size) < 0.4)
@@ -63,7 +57,7 @@ def test_a_rank_that_is_slightly_slower_in_every_step_is_found() -> None:
     slow = find_slow_rank(slower, WORK_STEP)
     assert slow is not None
     assert (slow.rank, slow.phase, slow.excess_ns) == (2, "forward", 6.0 * MS)
-    # The sign test for 12 of 12 steps, times 4 ranks and 5 phases.
+    # The sign test of 12 steps is corrected for 4 ranks and 5 phases.
     assert slow.p_value == pytest.approx(20 / 2**12)
 
 
@@ -73,7 +67,7 @@ def test_with_ranks_delayed_by_the_host_no_rank_but_the_slow_one_is_named() -> N
         assert find_slow_rank(noisy, WORK_STEP) is None
         noisy[5, Phase.OPTIMIZER] += 15 * MS
         slow = find_slow_rank(noisy, WORK_STEP)
-        if slow is not None:  # such noise hides some slow ranks
+        if slow is not None:
             assert (slow.rank, slow.phase) == (5, "optimizer")
     quiet = work(8, 23)
     quiet[5, Phase.OPTIMIZER] += 6 * MS
@@ -106,7 +100,8 @@ def test_no_slow_rank_is_named_below_two_percent_of_the_step_or_in_few_steps() -
     little = work(4, 20)
     little[0, Phase.DATA] += 1.5 * MS
     assert find_slow_rank(little, WORK_STEP) is None
-    few = work(4, 8)  # 20 / 2**8 is more than 0.01
+    # With 8 steps the p-value is 20 / 2**8, which is more than 0.01.
+    few = work(4, 8)
     few[0, Phase.DATA] += 30 * MS
     assert find_slow_rank(few, WORK_STEP) is None
     assert find_slow_rank(work(1, 20), WORK_STEP) is None
@@ -118,7 +113,7 @@ def test_of_two_slow_ranks_one_is_named_only_if_it_is_twice_as_slow() -> None:
     two[1, Phase.DATA] += 10 * MS
     two[4, Phase.BACKWARD] += 10 * MS
     assert find_slow_rank(two, WORK_STEP) is None
-    two[4, Phase.BACKWARD] += 11 * MS  # 21 ms are more than twice 10
+    two[4, Phase.BACKWARD] += 11 * MS
     slow = find_slow_rank(two, WORK_STEP)
     assert slow is not None
     assert slow.rank == 4
@@ -149,32 +144,31 @@ def test_a_slow_rank_is_named_late_with_the_waiting_it_caused_if_any() -> None:
     slower = work(4, 20)
     slower[2, Phase.FORWARD] += 6 * MS
     slow = find_slow_rank(slower, WORK_STEP)
-    waited = np.full((20, 4), 6.0 * MS)  # all ranks are late in turn, because of the host
+    waited = np.full((20, 4), 6.0 * MS)
     assert find_late_rank(waited, WORK_STEP) is None
     named = late_by_own_work(None, slow, waited, WORK_STEP)
     assert named is not None
     assert slow is not None
     assert (named.rank, named.phase, named.p_value) == (2, "forward", slow.p_value)
     assert (named.wait_ns, named.share) == (2.0 * MS, 0.25)
-    # Most of a pipeline's waiting is its bubble. So the rank is named for the cost of its lateness,
-    # not for its share of the waiting.
+    # Most of a pipeline's waiting is its bubble, so a late rank's share of the waiting is small.
     bubble = np.full((20, 4), 60.0 * MS)
     bubble[:, 2] = 6.0 * MS
     named = late_by_own_work(None, slow, bubble, WORK_STEP)
     assert named is not None
     assert (named.rank, named.share) == (2, pytest.approx(6 / 186))
-    bubble[:, 2] = 3 * 0.019 * WORK_STEP  # each of the others waits for less than 2 % of the step
+    # Each of the three other ranks waits for 1.9 % of the step, which is below the limit of 2 %.
+    bubble[:, 2] = 3 * 0.019 * WORK_STEP
     assert late_by_own_work(None, slow, bubble, WORK_STEP) is None
-    bubble[:, [0, 1, 3]] = 0  # but they wait for no other rank
+    bubble[:, [0, 1, 3]] = 0
     named = late_by_own_work(None, slow, bubble, WORK_STEP)
     assert named is not None
     assert (named.rank, named.share) == (2, 1.0)
-    waited[:, 2] = 0  # no rank ever waited for it
+    waited[:, 2] = 0
     assert late_by_own_work(None, slow, waited, WORK_STEP) is None
 
 
 def test_a_rank_that_is_slow_in_one_stretch_of_steps_is_not_named() -> None:
-    # Three of four steps are slow, but in one stretch: correlated steps count once.
     slower = work(2, 48)
     slower[1, Phase.FORWARD, :36] += 6 * MS
     assert find_slow_rank(slower, WORK_STEP) is None
@@ -184,9 +178,9 @@ def test_a_rank_that_is_slow_in_one_stretch_of_steps_is_not_named() -> None:
 
 
 def test_a_slow_rank_in_few_correlated_steps_is_not_named() -> None:
-    """The correlation of neighbours among these 20 steps is 0.25 by the formula, 0.35 unbiased.
+    """The unbiased correlation of these 20 steps is 0.35, so the steps count as 9.
 
-    So they count as 9 steps and not as 12, and 20 / 2**9 is more than 0.01.
+    The biased correlation of 0.25 would count 12 steps and name the rank.
     """
     alike = work(4, 20)
     alike[2, Phase.FORWARD] += 6 * MS
@@ -202,17 +196,14 @@ def waits(steps: int, ranks: int) -> np.ndarray:  # type: ignore[type-arg]
 
 
 def test_a_rank_that_is_always_late_is_named_with_what_it_costs() -> None:
-    # Three other ranks wait 10 ms each, 30 ms per step.
     waited = waits(12, 4)
     waited[:, 2] = 30 * MS
     late = find_late_rank(waited, STEP)
     assert late is not None
     assert (late.rank, late.wait_ns, late.share) == (2, 10.0 * MS, 1.0)
-    # Twelve steps of 30 ms in all; each of the twelve costs far more than 2 % of 100 ms.
     assert (late.late_steps, late.measured_steps) == (12, 12)
     assert late.cost_s == pytest.approx(0.36)
-    # All 12 late steps fall on one of four ranks by chance with p = 4 * 4**-12: this occurs in none
-    # of 2,000 draws.
+    # With 2,000 permutations, the smallest possible p-value is 1 / 2001.
     assert late.p_value == 1 / 2001
 
 
@@ -223,7 +214,6 @@ def test_a_rank_that_is_late_in_every_third_step_is_named() -> None:
     late = find_late_rank(waited, STEP)
     assert late is not None
     assert late.rank == 3
-    # 20 of 60 steps, three waiting ranks: 60 / 3 / 3 = 6.7 ms, and a little noise.
     assert late.wait_ns == pytest.approx(6.75 * MS, rel=0.02)
     assert (late.late_steps, late.measured_steps) == (20, 60)
 
@@ -236,14 +226,13 @@ def test_two_ranks_that_are_late_alternately_are_not_named() -> None:
 
 
 def test_one_of_two_ranks_that_is_late_in_three_steps_is_not_named() -> None:
-    # The same of two ranks three times out of three happens by chance once in four.
     waited = waits(10, 2)
     waited[:3, 1] = 50 * MS
     assert find_late_rank(waited, STEP) is None
 
 
 def test_with_two_ranks_six_late_steps_are_too_few_and_nine_suffice() -> None:
-    # The chance is 2 * 2**-n: 3.1 % for six steps, 0.4 % for nine.
+    # By chance, n late steps have a probability of 2 * 2**-n: 3.1 % for six, 0.4 % for nine.
     waited = waits(9, 2)
     waited[:, 0] = 50 * MS
     assert find_late_rank(waited[:6], STEP) is None
@@ -255,7 +244,7 @@ def test_with_two_ranks_six_late_steps_are_too_few_and_nine_suffice() -> None:
 @pytest.mark.parametrize(("wait_ms", "named"), [(1.9, False), (2.1, True)])
 def test_lateness_below_two_percent_of_the_step_is_not_named(wait_ms: float, named: bool) -> None:
     waited = waits(30, 3)
-    waited[:, 1] = 2 * wait_ms * MS  # two other ranks wait
+    waited[:, 1] = 2 * wait_ms * MS
     assert (find_late_rank(waited, STEP) is not None) is named
 
 
@@ -297,7 +286,6 @@ def test_no_late_rank_if_no_other_rank_waits(waited: np.ndarray) -> None:  # typ
 
 
 def test_few_late_steps_of_a_long_run_name_no_late_rank() -> None:
-    # More steps than blocks. Four late steps on one of two ranks: chance 2 * 2**-4 = 1/8.
     waited = waits(1_300, 2)
     waited[::400, 1] = 1_000 * MS
     assert find_late_rank(waited, STEP) is None
@@ -311,7 +299,8 @@ def test_the_late_rank_of_a_long_run_is_found_within_the_time_limit() -> None:
     random = np.random.default_rng(3)
     waited = random.uniform(0, MS, (20_000, 8))
     waited[:, 5] += 50 * MS
-    begin = time.process_time()  # other processes use the machine too
+    # Other processes use the machine too, so CPU time is measured.
+    begin = time.process_time()
     late = find_late_rank(waited, STEP)
     assert time.process_time() - begin < 1.5
     assert late is not None
@@ -325,18 +314,16 @@ def test_the_late_rank_of_a_long_run_is_found_within_the_time_limit() -> None:
 def test_no_late_rank_is_named_if_clock_errors_could_explain_the_wait(
     clock_error_ms: float, named: bool
 ) -> None:
-    # The three others wait 10 ms each: two clocks that are 5 ms off would look the same.
     waited = waits(12, 4)
     waited[:, 2] = 30 * MS
     assert (find_late_rank(waited, STEP, clock_error_ms * MS) is not None) == named
 
 
 def test_a_rank_that_is_late_in_one_stretch_of_steps_is_not_named() -> None:
-    # Seen on a busy machine: 10 consecutive steps of 57 are late, and hardly any other.
+    # A busy machine once delayed 10 consecutive steps of 57 like this.
     waited = np.random.default_rng(5).exponential(0.3 * MS, (57, 2))
     waited[21:31, 0] = 35 * MS
     assert find_late_rank(waited, STEP) is None
-    # About as often, but spread out: the chance for the same of two ranks is 2 * 2**-11.
     spread = np.random.default_rng(5).exponential(0.3 * MS, (57, 2))
     spread[3:57:5, 0] = 35 * MS
     late = find_late_rank(spread, STEP)
@@ -345,7 +332,7 @@ def test_a_rank_that_is_late_in_one_stretch_of_steps_is_not_named() -> None:
 
 
 def test_a_rank_that_is_late_by_equal_times_in_all_steps_is_named() -> None:
-    """Equal values differ from their mean by rounding, which is no correlation."""
+    """Rounding makes equal values differ from their mean; such differences are no correlation."""
     for late_ns in np.linspace(19e6, 21e6, 40):
         waited_for = np.zeros((23, 2))
         waited_for[:, 1] = late_ns + np.arange(23)
@@ -355,10 +342,9 @@ def test_a_rank_that_is_late_by_equal_times_in_all_steps_is_named() -> None:
 
 
 def test_a_late_rank_in_few_correlated_steps_is_not_named() -> None:
-    """The correlation of neighbours among 20 steps is 0.25 by the formula, 0.35 unbiased.
+    """The unbiased correlation of these 20 steps is 0.35, so 3 steps count as 1.
 
-    So 3 steps count as 1, and not 2. Seven blocks of two ranks agree by chance with p = 2 / 2**7,
-    which is more than 0.01.
+    Seven blocks then agree by chance with p = 2 / 2**7, which is more than 0.01.
     """
     waited = np.zeros((20, 2))
     waited[:, 1] = 30 * MS
@@ -367,7 +353,6 @@ def test_a_late_rank_in_few_correlated_steps_is_not_named() -> None:
 
 
 def in_pairs(waited: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-    """Returns the waiting by waiting rank, if each rank is waited for only by its pair's other."""
     by_waiting = np.zeros((waited.shape[1], waited.shape[1]))
     for rank, caused in enumerate(waited.sum(axis=0)):
         by_waiting[rank ^ 1, rank] = caused
@@ -395,7 +380,7 @@ def test_a_late_rank_of_a_pair_among_many_ranks_is_named_from_eight_steps_on(ste
 
 @pytest.mark.parametrize(("ranks", "steps"), [(2, 8), (3, 6), (8, 4), (64, 3), (1024, 2)])
 def test_so_many_steps_are_enough_to_name_a_rank(ranks: int, steps: int) -> None:
-    """The fewest for which ranks ** (1 - steps) is at most 1 %."""
+    """``steps`` is the smallest number for which ranks ** (1 - steps) is at most 1 %."""
     waited = np.zeros((2, ranks))
     waited[:, 1] = 40 * MS
     by_waiting = np.zeros((ranks, ranks))
@@ -405,7 +390,6 @@ def test_so_many_steps_are_enough_to_name_a_rank(ranks: int, steps: int) -> None
 
 
 def of_few_steps(longer_ns: np.ndarray) -> LateRank | None:  # type: ignore[type-arg]
-    """Returns the late rank if ranks take ``longer_ns[rank, step]`` longer."""
     waited = longer_ns.max(axis=0) - longer_ns
     last = longer_ns.argmax(axis=0)
     waited_for, by_waiting = np.zeros(longer_ns.T.shape), np.zeros(2 * (len(longer_ns),))
@@ -417,14 +401,12 @@ def of_few_steps(longer_ns: np.ndarray) -> LateRank | None:  # type: ignore[type
 
 
 def test_in_few_steps_a_rank_is_named_by_the_spread_of_all() -> None:
-    """Two ranks and three steps: the mean of 30, 26 and 28 ms is 28, its standard error 1.155."""
     later = np.array([[30.0, 26.0, 28.0], [0, 0, 0]]) * MS
-    # Twice the tail of Student's t of 24.25 with two degrees of freedom.
+    # Student's t with two degrees of freedom is 28 ms / 1.155 ms = 24.25.
     late = of_few_steps(later)
     assert late is not None
     assert (late.rank, late.p_value) == (0, pytest.approx(2 * 0.000848, rel=1e-3))
     assert of_few_steps(np.array([[30.0, 20.0, 25.0], [0, 0, 0]]) * MS) is None
-    # Late in one of two steps: this can be chance.
     assert of_few_steps(np.array([[30.0, -1.0], [0, 0]]) * MS) is None
 
 
@@ -436,7 +418,7 @@ def test_in_few_steps_of_ranks_that_are_alike_hardly_ever_one_is_named(
     random = np.random.default_rng(ranks * steps)
     longer = random.normal(0, 20 * MS, (400, ranks, steps))
     assert sum(of_few_steps(each) is not None for each in longer) <= 8
-    longer[:, 0] += 200 * MS  # ten times the spread of one step
+    longer[:, 0] += 200 * MS
     named = [late.rank for each in longer if (late := of_few_steps(each)) is not None]
     assert set(named) <= {0}
     fewest = {(2, 2): 20, (2, 3): 300}.get((ranks, steps), 370)
@@ -459,7 +441,6 @@ def test_ranks_that_hardly_wait_for_the_late_rank_are_not_counted() -> None:
 
 
 def test_of_two_ranks_that_wait_for_each_other_at_random_hardly_ever_one_is_named() -> None:
-    """Only ranks 0 and 1 of 64 wait, for each other; by chance one is late in 60 % of steps."""
     named = 0
     for seed in range(100):
         random = np.random.default_rng(seed)
@@ -476,7 +457,7 @@ def test_no_slow_rank_is_named_if_clock_errors_could_explain_the_wait_for_it(
     slower = work(4, 20)
     slower[2, Phase.FORWARD] += 6 * MS
     caused = np.zeros((20, 4, len(CAUSES)))
-    caused[:, :, CAUSES.index("forward")] = 6 * MS  # all ranks are late in turn
+    caused[:, :, CAUSES.index("forward")] = 6 * MS
     by_waiting = np.full((4, 4), 20 * 2.0 * MS)
     np.fill_diagonal(by_waiting, 0)
     late = late_rank(caused, by_waiting, slower, range(4), WORK_STEP, clock_error_ms * MS)

@@ -1,5 +1,3 @@
-"""Checks the parts of each step, and that they add up on any trace."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -39,7 +37,6 @@ def values(part: Breakdown, *names: str) -> list[list[float]]:
 
 
 def one_step() -> Rank:
-    """Rank with a step of 1000: data 100, forward 200, backward 400, optimizer 150."""
     rank = Rank()
     rank.step(0, 1000)
     rank.phase(Phase.DATA, 0, 100)
@@ -61,10 +58,10 @@ def test_time_in_no_declared_phase_is_other_time() -> None:
 
 def test_waiting_is_subtracted_from_the_phase_it_happened_in() -> None:
     rank = one_step()
-    rank.wait(rank.collective(0, 200, 250), 210, 250)  # forward: 40
+    rank.wait(rank.collective(0, 200, 250), 210, 250)
     rank.collective(1, 500, 700, graph_task=0)
-    rank.finalize(600, 720, cpu=20)  # backward: 100
-    rank.wait(rank.collective(2, 740, 780), 740, 780)  # between backward and optimizer: 40
+    rank.finalize(600, 720, cpu=20)
+    rank.wait(rank.collective(2, 740, 780), 740, 780)
     (part,) = break_down(rank)
     assert values(part, *PARTS) == [
         [100.0], [160.0], [300.0], [180.0], [150.0], [110.0],
@@ -72,13 +69,11 @@ def test_waiting_is_subtracted_from_the_phase_it_happened_in() -> None:
 
 
 def test_waiting_over_the_bound_of_a_phase_is_shared_out() -> None:
-    # 25 to 60 is 5 in forward and 30 in no phase; 65 to 75 is 5 in no phase and 5 in backward.
     rank = Rank()
     rank.phase(Phase.FORWARD, 10, 30)
     rank.wait(rank.collective(0, 20, 60), 25, 60)
     rank.wait(rank.collective(1, 60, 75), 65, 75)
     rank.phase(Phase.BACKWARD, 70, 90)
-    # A wait over three phases of the second step is taken out of each of them.
     rank.phase(Phase.OPTIMIZER, 110, 120)
     rank.phase(Phase.DATA, 120, 130)
     rank.phase(Phase.FORWARD, 130, 150)
@@ -94,20 +89,18 @@ def test_waiting_over_the_bound_of_a_phase_is_shared_out() -> None:
 def test_pauses_are_attributed_to_the_phase_they_lie_in() -> None:
     rank = one_step()
     rank.wait(rank.collective(0, 200, 250), 210, 250)
-    rank.pause(90, 120)  # data: 10, between: 10, forward: 10
-    rank.pause(205, 260)  # forward: 5 before the wait, 10 after it
-    rank.pause(990, 1010)  # after all phases: 10; the rest is in no step
+    rank.pause(90, 120)
+    rank.pause(205, 260)
+    rank.pause(990, 1010)
     (part,) = break_down(rank)
     assert part.host.paused_ns.tolist() == [[20.0, 10.0, 25.0, 0.0, 0.0]]
-    # The work of a phase includes its pauses; by origin, pauses have a column of their own.
+    # The work of a phase includes its pauses; ``by_origin_ns`` has pauses in its last column.
     assert part.work_ns[:, 0].tolist() == [150.0, 100.0, 160.0, 400.0, 150.0]
     assert part.by_origin_ns[:, 0].tolist() == [130.0, 90.0, 135.0, 400.0, 150.0, 55.0]
     assert part.by_origin_ns.sum() == part.wall_ns - part.exposed_ns
 
 
 def test_hidden_time_is_the_union_in_flight_minus_exposed_time() -> None:
-    # In flight: [100, 400], [200, 300] within it and [350, 500] past its end are 400; with the
-    # separate [600, 700] 500. The thread waits from 450 to 500 and from 600 to 700.
     rank = Rank()
     rank.step(0, 1000)
     rank.collective(0, 100, 400)
@@ -131,7 +124,7 @@ def test_communication_over_a_step_boundary_is_hidden_in_both_steps() -> None:
 
 
 def test_hidden_time_is_never_negative() -> None:
-    # Waiting for a collective whose completion was not seen.
+    # An end of 0 means that the collective's end was not recorded.
     rank = Rank()
     rank.step(0, 1000)
     rank.wait(rank.collective(0, 100, 0), 100, 300)
@@ -144,7 +137,7 @@ def test_phases_and_waits_outside_of_steps_are_not_counted() -> None:
     rank.wait(rank.collective(0, 10, 90), 20, 90)
     rank.phase(Phase.DATA, 10, 90)
     rank.step(100, 200)
-    rank.step(400, 500)  # capture was off in between
+    rank.step(400, 500)
     rank.wait(rank.collective(1, 250, 300), 250, 300)
     (part,) = break_down(rank)
     assert values(part, "exposed", "data", "hidden", "other") == [
@@ -172,8 +165,6 @@ def test_a_phase_across_a_step_boundary_is_divided_between_the_steps() -> None:
 
 
 def test_a_wait_across_a_step_boundary_is_subtracted_only_from_the_first_step_s_phases() -> None:
-    # All 20 are exposed in the step in which the wait begins. Only this step's optimizer loses the
-    # 10 that lie in it; the next step's forward loses nothing.
     rank = Rank()
     rank.step(0, 100)
     rank.step(100, 200)
@@ -209,7 +200,7 @@ def test_run_delay_is_unknown_without_a_finalisation() -> None:
 
 def test_waiting_of_each_step_is_attributed_to_the_last_rank() -> None:
     ranks = [Rank(rank, 3) for rank in range(3)]
-    issues = [(10, 30, 20), (110, 115, 150)]  # per step and rank; each is done 60 into its step
+    issues = [(10, 30, 20), (110, 115, 150)]
     for rank in ranks:
         for step, issue in enumerate(issues):
             rank.step(100 * step, 100 * step + 100)
@@ -232,8 +223,6 @@ def test_without_a_common_clock_wait_and_transfer_are_unknown() -> None:
 
 
 def test_waits_for_unmatched_collectives_are_unsplit() -> None:
-    # Both wait for the first until 150; its last rank arrives at 120. Rank 0 then waits
-    # 200..230 for a collective that rank 1 did not record.
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank, issue in zip(ranks, (90, 120), strict=True):
         rank.step(0, 1000)
@@ -321,7 +310,6 @@ def test_parts_of_steps_add_up_if_records_are_lost(seed: int) -> None:
 
 
 def check_sums(part: Breakdown) -> None:
-    """Checks that parts are finite, not negative and add up, to the nanosecond."""
     for name in (*PARTS, "hidden", "wall"):
         assert np.isfinite(part.part_ns(name)).all(), name
         assert (part.part_ns(name) >= -1).all(), (name, part.part_ns(name))
@@ -332,7 +320,7 @@ def check_sums(part: Breakdown) -> None:
     total = part.wait_ns + part.transfer_ns + part.unsplit_ns
     assert total[known] == pytest.approx(part.exposed_ns[known], abs=1)
     assert part.unsplit_ns[~known] == pytest.approx(part.exposed_ns[~known], abs=1)
-    if not np.isnan(part.no_core_ns).all():  # some finalisation was recorded
+    if not np.isnan(part.no_core_ns).all():
         assert ((part.no_core_ns >= 0) & (part.no_core_ns <= part.exposed_ns + 1)).all()
     waited_for = part.waited_for_ns.sum(axis=1)
     assert waited_for[known] == pytest.approx(part.wait_ns[known], abs=1)

@@ -1,8 +1,3 @@
-"""Checks how long the training thread waited, and for which bucket.
-
-Also checks stretches of time, and the pauses of a rank's process outside of its waiting.
-"""
-
 from __future__ import annotations
 
 import dataclasses
@@ -35,7 +30,6 @@ def exposed(rank: Rank) -> Exposures:
 
 
 def rows(found: Exposures) -> list[tuple[int, int, int, float]]:
-    """Returns the collective, begin, end and waited time of each stretch."""
     values = (found.collective, found.begin_ns, found.end_ns, found.waited_ns)
     return list(zip(*(column.tolist() for column in values), strict=True))
 
@@ -69,7 +63,6 @@ def test_a_wait_in_a_trace_without_collectives_is_exposed() -> None:
 
 
 def test_waiting_of_a_finalisation_is_attributed_to_its_buckets_in_order() -> None:
-    # Nothing is copied: [100, 130] is waiting for the first bucket, [130, 200] for the second.
     rank = Rank()
     rank.collective(0, 50, 130, graph_task=4)
     rank.collective(1, 60, 200, graph_task=4)
@@ -81,15 +74,14 @@ def test_waiting_of_a_finalisation_is_attributed_to_its_buckets_in_order() -> No
 def test_a_wait_up_to_the_end_of_the_finalisation_counts_once() -> None:
     rank = Rank()
     bucket = rank.collective(0, 50, 190, graph_task=4)
-    rank.wait(bucket, 150, 200)  # a hook's wait, until the finalisation ends
+    rank.wait(bucket, 150, 200)
     rank.finalize(100, 200, cpu=0, graph_task=4)
     assert exposed(rank).waited_ns.sum() == 100
 
 
 def test_the_copy_speed_follows_from_the_blocked_time_of_a_finalisation() -> None:
-    # Window [0, 100]. Bucket A (10 bytes) ends at 40, B (10 bytes) at 80. The thread
-    # was blocked for 60: until 40 for A, and for 20 for B. So it copied A from 40 to 60,
-    # at 2 ns per byte, and B in the last 20.
+    # The thread is blocked for 60 of 100 ns: 40 ns for the first bucket and 20 ns for the second.
+    # So the thread copies the first bucket from 40 to 60 ns, at 2 ns per byte.
     rank = Rank()
     rank.collective(0, 1, 40, bytes=10, graph_task=0)
     rank.collective(1, 2, 80, bytes=10, graph_task=0)
@@ -98,8 +90,7 @@ def test_the_copy_speed_follows_from_the_blocked_time_of_a_finalisation() -> Non
 
 
 def test_a_bucket_that_ended_during_a_copy_is_not_waited_for() -> None:
-    # A: 20 bytes, ends at 30. B: ends at 45. C: ends at 90. Copying A at 1 ns a byte takes
-    # until 50, past B; copying B (10) until 60; so it waits 30 for A, 0 for B, 30 for C.
+    # Copying the first bucket at 1 ns per byte takes until 50 ns, when the second bucket is done.
     rank = Rank()
     rank.collective(0, 1, 30, bytes=20, graph_task=0)
     rank.collective(1, 2, 45, bytes=10, graph_task=0)
@@ -109,7 +100,6 @@ def test_a_bucket_that_ended_during_a_copy_is_not_waited_for() -> None:
 
 
 def test_exposed_time_of_a_bucket_is_at_most_the_blocked_time() -> None:
-    # The only bucket ends at the very end, 30 of 100 blocked: no copying explains the 70.
     rank = Rank()
     rank.collective(0, 1, 100, bytes=10, graph_task=0)
     rank.finalize(0, 100, cpu=70)
@@ -117,9 +107,8 @@ def test_exposed_time_of_a_bucket_is_at_most_the_blocked_time() -> None:
 
 
 def test_the_assumed_copying_takes_no_longer_than_the_finalisation() -> None:
-    # 10 of 100 blocked, which would need 90 ns to copy A's one byte; but above 10 ns per byte the
-    # 10 bytes would take longer than the window. At 10 ns per byte, it waits 40 for A, copies until
-    # 50, and waits 50 for B: nine times as much as was measured.
+    # 10 bytes are copied within 100 ns only at up to 10 ns per byte. The thread would then wait for
+    # 90 ns, nine times the measured 10 ns.
     rank = Rank()
     rank.collective(0, 1, 40, bytes=1, graph_task=0)
     rank.collective(1, 2, 100, bytes=9, graph_task=0)
@@ -131,7 +120,6 @@ def test_the_assumed_copying_takes_no_longer_than_the_finalisation() -> None:
 
 
 def test_blocked_time_after_all_buckets_are_done_belongs_to_no_bucket() -> None:
-    # All of 100 blocked: until 30 for the bucket, then without a core or in a page fault.
     rank = Rank()
     rank.collective(0, 1, 30, bytes=10, graph_task=0)
     rank.finalize(0, 100, cpu=0, run_delay=60)
@@ -140,7 +128,7 @@ def test_blocked_time_after_all_buckets_are_done_belongs_to_no_bucket() -> None:
 
 @pytest.mark.parametrize("end", [0, 40])
 def test_waiting_of_a_finalisation_without_open_buckets_belongs_to_no_bucket(end: int) -> None:
-    # The bucket's end was not seen, or lies before the finalisation.
+    # An end of 0 is unknown; an end of 40 lies before the finalisation.
     rank = Rank()
     rank.collective(0, 1, end, bytes=10, graph_task=0)
     rank.finalize(50, 100, cpu=20)
@@ -155,7 +143,6 @@ def test_exposed_time_of_a_bucket_ends_with_the_finalisation() -> None:
 
 
 def test_a_wait_within_a_finalisation_counts_once() -> None:
-    # 80 blocked, 30 of them in a Work.wait of the user's hook.
     rank = Rank()
     op_id = rank.collective(0, 1, 40)
     rank.collective(1, 2, 90, graph_task=0)
@@ -190,19 +177,17 @@ def test_finding_exposed_time_takes_time_proportional_to_the_steps() -> None:
     def seconds(steps: int) -> float:
         trace = long_run(steps)
         table = columns.collectives(trace)
-        begin = time.process_time()  # other processes use the machine too
+        # Other processes use the machine too, so CPU time is measured.
+        begin = time.process_time()
         found = exposures(table, columns.waits(trace), columns.finalizations(trace), THREAD)
-        # Per step 30 in the wait, 30 in the finalisation: 20, 5 and 5 for its buckets.
         assert found.waited_ns.tolist() == [30.0, 20.0, 5.0, 5.0] * steps
         return time.process_time() - begin
 
-    # 50 times the steps cost about 50 times as much, and not 2,500 times. The bound is the
-    # geometric mean of the two, so the machine may be seven times slower in one of the runs.
+    # The bound is the geometric mean of 50 (for linear time) and 2,500 (for quadratic time).
     assert seconds(20_000) < 50**1.5 * seconds(400)
 
 
 def long_run(steps: int) -> Trace:
-    """Trace with a wait for one collective and a finalisation of three buckets per step of 1 ms."""
     block = Rank()
     block.wait(block.collective(0, 1, 40), 10, 40)
     for seq in range(3):
@@ -221,13 +206,12 @@ def long_run(steps: int) -> Trace:
 
 
 def test_a_finalisation_also_waits_for_collectives_issued_in_hook_callbacks() -> None:
-    # As in torch's PowerSGD hook, the callback of the first all-reduce, done at 130, issues the
-    # second, whose callback issues the third. The finalisation waits for all from 100 to 200.
+    # In torch's PowerSGD hook, the callback of each all-reduce issues the next all-reduce.
     rank = Rank(groups={1: ("0", 1), 2: ("other", 1)})
     rank.collective(0, 50, 130, bytes=8, graph_task=7)
     rank.collective(1, 131, 160, bytes=4, thread=THREAD + 1)
     rank.collective(2, 161, 200, bytes=4, thread=THREAD + 1)
-    # Not of this pass: before it, of another group, by the training thread, and after it.
+    # The finalisation waits for none of the next four calls.
     rank.collective(3, 40, 180, thread=THREAD + 1)
     rank.collective(4, 140, 180, thread=THREAD + 1, group=2)
     rank.collective(5, 140, 180)

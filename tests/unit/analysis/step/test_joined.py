@@ -1,5 +1,3 @@
-"""Ranks that are computed in blocks get the figures that each rank gets if computed alone."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -67,7 +65,6 @@ def test_figures_are_those_of_each_rank_alone(seed: int, monkeypatch: pytest.Mon
 
 
 def _of_device(rank: int) -> str:
-    """The trace of a rank whose device also ran before its first and after its last step."""
     events = rank_events(rank % 2, ahead_us=3000.0 * rank)
     begin_us = float(events[0]["ts"])
     copy = {**kernel("Memcpy DtoH", begin_us + 920, begin_us + 960), "cat": "gpu_memcpy"}

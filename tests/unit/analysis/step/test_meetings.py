@@ -1,5 +1,3 @@
-"""Checks where two ranks met before a wait: at a call that both left, after one or both stood."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -12,13 +10,13 @@ from commprof.analysis.step.meetings import SharedCalls, Stretch, Wait
 from commprof.trace import columns
 from tests.support.builders.traces import MS, Rank
 
-#: In ms: begin of a compared stretch; begin and end of the standing, which does not count; end.
+#: Each item is a time in ms: the stretch begins, the rank stands, leaves, and the stretch ends.
 Times = tuple[float, float, float, float]
 NEVER = (0, 0, 0)
 
 
 def compared(ranks: list[Rank], seq: int, stood_ms: float) -> tuple[Times, Times]:
-    """Returns the stretches of rank 0, which waits, and rank 1, which is late for call `seq`."""
+    """Returns the stretches of rank 0 (waiting) and of rank 1 (late for call ``seq``)."""
     traces = [rank.trace() for rank in ranks]
     tables = [columns.collectives(trace) for trace in traces]
     arrivals = match_arrivals(match(traces, tables), traces, tables)
@@ -38,12 +36,11 @@ def _times(found: Stretch) -> Times:
     return begin, stood, left, end
 
 
-#: Issue, begin of the wait (None: no wait), and end, in ms; end 0 is unknown.
+#: Each item is a time in ms: issue, begin of the wait (None: no wait), and end (0: unknown).
 Call = tuple[float, float | None, float]
 
 
 def recorded(*of_ranks: list[Call]) -> list[Rank]:
-    """Returns ranks that issued these calls; a wait ends with its call, or 1 us after it began."""
     ranks = [Rank(rank, len(of_ranks)) for rank in range(len(of_ranks))]
     for rank, calls in zip(ranks, of_ranks, strict=True):
         for seq, (issue, begin, end) in enumerate(calls):
@@ -60,19 +57,18 @@ LATER: tuple[Call, Call] = ((90, 95, 120), (110, 110, 120))
 @pytest.mark.parametrize(
     ("first", "second", "waiting", "late"),
     [
-        # Both stand: each leaves at the end that it saw.
+        # Both ranks stand.
         ((10, 20, 40), (30, 32, 41), (40, 40, 40), (41, 41, 41)),
-        # Only the waiting rank stands, or only the late rank: from the issues, less the standing.
+        # Only one rank stands.
         ((10, 20, 40), (30, 55, 41), (10, 20, 40), (30, 30, 30)),
         ((30, 55, 41), (10, 20, 40), (30, 30, 30), (10, 20, 40)),
-        # Nobody stands, or one rank does not wait.
+        # No rank stands, or one rank does not wait.
         ((10, 50, 40), (30, 55, 41), NEVER, NEVER),
         ((10, 20, 40), (30, None, 41), NEVER, NEVER),
-        # The end is not known on the rank that seems to stand.
         ((10, 50, 0), (30, 55, 0), NEVER, NEVER),
-        # The late rank has not left its wait when it arrives at the later call.
+        # The late rank is still in its first wait when it arrives at the later call.
         ((10, 20, 40), (30, 111, 41), NEVER, NEVER),
-        # The waiting rank has not left when it begins to wait.
+        # The first call ends at 96 ms, after rank 0's later wait began.
         ((10, 94, 96), (30, 94, 96), NEVER, NEVER),
     ],
 )
@@ -81,7 +77,6 @@ def test_two_ranks_meet_where_one_stands_and_both_have_left(
 ) -> None:
     ranks = recorded([first, LATER[0]], [second, LATER[1]])
     ends = (95, 110) if waiting == NEVER else (90, 110)
-    # Without a meeting the waiting rank's end does not matter.
     found = compared(ranks, 1, 95)
     assert found[0][:3] == waiting
     assert found[1] == (*late, ends[1])
@@ -90,7 +85,6 @@ def test_two_ranks_meet_where_one_stands_and_both_have_left(
 
 
 def test_what_third_ranks_wait_for_makes_no_difference() -> None:
-    """Rank 2 stands for an early bucket of a backward pass in which rank 1 is late."""
     ranks = [Rank(rank, 3) for rank in range(3)]
     ready_ms = {0: (110, 120, 130), 1: (150, 160, 170), 2: (103, 106, 109)}
     for rank in ranks:
@@ -119,7 +113,6 @@ def test_a_finalisation_is_one_wait_that_ends_with_its_last_bucket() -> None:
 
 
 def test_handles_that_are_waited_for_in_turn_at_the_end_are_not_compared_with_each_other() -> None:
-    """Two asynchronous calls: rank 0 stands for both; rank 1, late, issues both before it waits."""
     first = recorded([(10, 30, 52), (20, 52, 62)], [(50, 70, 52), (60, 71, 62)])
     assert compared(first, 1, 52)[1][:3] == NEVER
     before: Call = (1, 1, 5)
@@ -150,7 +143,6 @@ def test_ranks_meet_where_one_waited_for_the_others_message() -> None:
     assert waiting.end_ns.tolist() == [10 * MS, 110 * MS]
     assert late.begin_ns.tolist() == [0, 30 * MS]
     assert late.end_ns.tolist() == [30 * MS, 130 * MS]
-    # Waits may be handled in parts, of which another one may hold the meeting.
     for (first, last), at_once in zip(
         zip(*shared.compared_in_parts(both, [slice(0, 1), slice(1, 2)]), strict=True),
         (waiting, late),

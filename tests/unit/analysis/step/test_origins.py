@@ -1,5 +1,3 @@
-"""Checks the origins of waiting that passed through several groups, where its cause is known."""
-
 from __future__ import annotations
 
 import random
@@ -25,7 +23,6 @@ STEPS = 6
 
 
 def run(step: list[Program], groups: dict[str, tuple[int, ...]], steps: int = STEPS) -> list[Rank]:
-    """Returns ranks that repeat their program in each step."""
     numbers = {name: number for number, name in enumerate(groups, 1)}
     ranks = [
         Rank(r, len(step), groups={numbers[n]: (n, len(m)) for n, m in groups.items() if r in m})
@@ -60,7 +57,6 @@ def _step_ended(rank: Rank, step: Program, left: list[float | str], began: int, 
 
 
 def caused_ms(ranks: list[Rank]) -> list[float]:
-    """Returns the waiting that began at each rank, in all steps but the first."""
     seen = measured_world(world_run(ranks))
     assert seen is not None
     total = np.sum([part.waited_for_ns[1:].sum(axis=0) for part in seen.parts], axis=0)
@@ -68,7 +64,6 @@ def caused_ms(ranks: list[Rank]) -> list[float]:
 
 
 def of_each(ranks: list[Rank]) -> tuple[list[Waiting], list[Origins]]:
-    """Returns the direct waits of each rank and their origins."""
     traces = [rank.trace() for rank in ranks]
     tables = [columns.collectives(trace) for trace in traces]
     arrivals = match_arrivals(match(traces, tables), traces, tables)
@@ -83,7 +78,7 @@ CHAIN = {"first": (0, 1), "second": (1, 2)}
 def test_waiting_through_two_groups_is_attributed_to_the_first_slow_rank() -> None:
     ranks = run([[20, "first"], [5, "first", "second"], [5, "second"]], CHAIN)
     waits, _ = of_each(ranks)
-    assert set(waits[2].culprit[waits[2].wait_ns > 0].tolist()) == {1}  # the direct culprit
+    assert set(waits[2].culprit[waits[2].wait_ns > 0].tolist()) == {1}
     caused = caused_ms(ranks)
     # In each step rank 1 adds the transfer time of its first collective.
     assert caused[1:] == pytest.approx([(STEPS - 1) * WIRE_MS, 0])
@@ -91,11 +86,11 @@ def test_waiting_through_two_groups_is_attributed_to_the_first_slow_rank() -> No
 
 
 def test_a_second_slow_rank_in_a_chain_gets_its_own_part_of_the_waiting() -> None:
-    # Rank 2 waits 21 ms: 9 of rank 1's waiting, 1 of its transfer and 11 of its own work.
+    # Rank 2's wait of 21 ms consists of rank 1's waiting (9 ms), transfer (1 ms) and work (11 ms).
     ranks = run([[15, "first"], [6, "first", 11, "second"], [6, "second"]], CHAIN, steps=1)
     waits, parts = of_each(ranks)
     assert np.nansum(waits[2].wait_ns) == 21 * MS
-    # No earlier moment synchronises the two ranks, so all of it counts as rank 1's.
+    # Nothing synchronises the ranks earlier, so all 21 ms count as rank 1's.
     assert dict(zip(parts[2].rank.tolist(), parts[2].wait_ns.tolist(), strict=True)) == {1: 21 * MS}
 
     first = [("both",), ("both",), ("both",)]
@@ -113,7 +108,6 @@ def test_in_a_mesh_of_groups_all_waiting_is_attributed_to_the_slow_rank(late: in
     programs = [[20 if r == late else 5, f"tp{r // 2}", 3, f"dp{r % 2}"] for r in range(4)]
     ranks = run(programs, mesh)
     caused = caused_ms(ranks)
-    # Each other rank waits 15 ms, once per step.
     assert caused == pytest.approx([(r == late) * 3 * 15 * (STEPS - 1) for r in range(4)])
 
 
@@ -137,7 +131,7 @@ def test_waiting_in_a_pipeline_is_attributed_to_its_slow_stage() -> None:
             rank.step(began, sent)
     waits, parts = of_each(ranks)
     assert set(waits[2].culprit[waits[2].wait_ns > 0].tolist()) == {1}
-    later = parts[2].exposure > 0  # before that, nothing synchronises the two ranks
+    later = parts[2].exposure > 0
     by_rank = np.bincount(parts[2].rank[later], weights=parts[2].wait_ns[later], minlength=3)
     assert by_rank[0] > 0.9 * by_rank.sum()
 
@@ -170,7 +164,7 @@ def test_lateness_before_a_wait_that_did_not_block_belongs_to_its_phase() -> Non
     for rank in ranks:
         for step in range(3):
             begin = 100 * MS * step + MS
-            worked = begin + (50 + 15 * rank.rank) * MS  # rank 1's backward takes 15 ms longer
+            worked = begin + (50 + 15 * rank.rank) * MS
             rank.step(begin, begin + 100 * MS)
             rank.phase(Phase.BACKWARD, begin, worked)
             rank.phase(Phase.OPTIMIZER, worked, worked + 20 * MS)

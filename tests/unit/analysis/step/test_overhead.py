@@ -1,5 +1,3 @@
-"""Checks ratios of medians with their intervals, and commprof's own cost from them."""
-
 from __future__ import annotations
 
 import math
@@ -14,7 +12,7 @@ from commprof.workloads.loop import overhead_states
 
 
 def turns(times: list[float], on: float, lot: str = "") -> list[tuple[str, float, float]]:
-    """Samples of an overhead block; with capture, both times of each are ``on`` times as long."""
+    """``on`` is the factor by which capture lengthens a step."""
     labels = overhead_states(len(times), lot)
     found = [(x, t * on if x == "on" else t) for x, t in zip(labels, times, strict=True)]
     return [(label, time, time / 2) for label, time in found]
@@ -28,7 +26,6 @@ def test_the_ratio_of_constant_samples_has_an_interval_of_zero_width() -> None:
 def test_the_ratio_of_medians_lies_within_its_interval() -> None:
     ratio = ratio_of_medians(np.array([1.0, 9.0, 3.0]), np.array([4.0, 2.0]))
     assert ratio.value == 1.0
-    # Resampled medians lie among the samples: 1/4 and 9/2 are the furthest.
     assert 0.25 <= ratio.low <= 1.0 <= ratio.high <= 4.5
 
 
@@ -71,7 +68,8 @@ def test_an_overhead_beyond_the_noise_is_distinguished_from_zero() -> None:
 def test_cpu_time_is_used_only_if_it_was_measured_in_every_step() -> None:
     steps = turns([100.0] * 16, on=1.1)
     label, wall, _ = steps[3]
-    for unknown in (math.nan, 0.0):  # not measured, or by a clock that is too coarse
+    # The CPU time is NaN if it was not measured, and 0 if its clock is too coarse.
+    for unknown in (math.nan, 0.0):
         result = overhead([*steps[:3], (label, wall, unknown), *steps[4:]])
         assert result is not None
         assert result.cpu is None
@@ -79,14 +77,12 @@ def test_cpu_time_is_used_only_if_it_was_measured_in_every_step() -> None:
 
 
 def rhythmic(random: np.random.Generator) -> list[float]:
-    """Steps of which two in eight take longer, as with periodic memory allocation."""
     return list(
         100 * np.exp(0.01 * random.normal(size=16) + 0.03 * np.isin(np.arange(16) % 8, (1, 3)))
     )
 
 
 def alike(random: np.random.Generator, r: float) -> list[float]:
-    """16 steps of 100 ms with a standard deviation of 5 % and an autocorrelation of ``r``."""
     values = random.normal(size=16)
     for i in range(1, len(values)):
         values[i] = r * values[i - 1] + math.sqrt(1 - r * r) * values[i]
@@ -99,7 +95,6 @@ def drifting(random: np.random.Generator) -> list[float]:
 
 
 def disturbed(random: np.random.Generator) -> list[float]:
-    """Steps of which about every tenth begins a disturbance of about three steps."""
     values = 100 * np.exp(0.02 * random.normal(size=16))
     begin = int(random.geometric(0.1))
     while begin < len(values):
@@ -131,8 +126,7 @@ def test_overhead_intervals_cover_the_truth_in_about_95_percent(
         )
         assert found is not None
         held += found.wall.on_over_off.contains(1.05), found.wall.control.contains(1.0)
-    # 95 % within 3 standard errors of 400 draws, since there are 24 such counts. With 4 pairs,
-    # the longer the tails, the wider is Student's interval.
+    # 0.917 and 0.983 are 95 % minus and plus 3 standard errors of 400 draws.
     assert min(held) >= 400 * 0.917
     assert held[0] <= 400 * 0.983
 
@@ -152,7 +146,7 @@ def test_overhead_intervals_cover_the_truth_in_about_95_percent(
 def test_signed_rank_bounds_have_the_critical_values_of_published_tables(
     n: int, critical: int, tail: float, next_tail: float
 ) -> None:
-    # Powers of 2 have n (n + 1) / 2 different means; the `critical` smallest are left out.
+    # All pairwise means of powers of 2 differ, so there are no ties.
     values = 2.0 ** np.arange(n)
     first, second = np.triu_indices(n)
     means = np.sort((values[first] + values[second]) / 2) / values[-1]
@@ -163,7 +157,7 @@ def test_signed_rank_bounds_have_the_critical_values_of_published_tables(
         (found.high, means[-1 - critical], means[-2 - critical]),
     ):
         step = inner - outer
-        # The tables have four digits.
+        # The tails in the tables have four decimals.
         assert math.log(bound) == pytest.approx(outer + part * step, abs=0.02 * abs(step))
 
 
@@ -171,9 +165,9 @@ def test_signed_rank_bounds_have_the_critical_values_of_published_tables(
     ("on_over_off", "measurable", "told_apart"),
     [
         (Interval(1.010, 1.005, 1.015), True, True),
-        (Interval(1.010, 0.999, 1.015), True, False),  # contains zero
-        (Interval(0.990, 0.985, 0.995), True, True),  # faster
-        (Interval(1.100, 1.050, 1.150), False, False),  # 5 % to either side
+        (Interval(1.010, 0.999, 1.015), True, False),
+        (Interval(0.990, 0.985, 0.995), True, True),
+        (Interval(1.100, 1.050, 1.150), False, False),
         (Interval(0.958, 0.903, 0.975), False, False),
     ],
 )
@@ -200,7 +194,6 @@ def test_overhead_is_none_with_too_few_pairs_of_steps(samples: list[tuple[str, f
 
 
 def test_overheads_of_world_sizes_are_pooled_as_ratios() -> None:
-    # 10 % more at 100 ms a step and 10 % more at 1 ms a step are 10 % more.
     result = pooled_overhead([turns([100.0] * 8, on=1.1), turns([1.0] * 8, on=1.1), []])
     assert result is not None
     assert result.wall.on_over_off.value == pytest.approx(1.1)

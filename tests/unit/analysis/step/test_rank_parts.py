@@ -1,5 +1,3 @@
-"""Tables of all ranks hold what the ranks' own breakdowns hold."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -79,7 +77,7 @@ def test_starts_and_group_sizes_of_all_ranks_are_those_of_each(shape: str) -> No
     np.testing.assert_array_equal(all_start_times(seen.traces, seen.tables), starts)
     sizes = [trace.groups[number].size for trace, table in ranks for number in table.group.tolist()]
     np.testing.assert_array_equal(sizes_of_groups(seen.traces, seen.tables), sizes)
-    # with a call less, the first rank's queues differ from the others' in length
+    # Without its last call, the first rank has shorter queues than the other ranks.
     shorter = [
         type(table)(*(column[:-1] for column in vars(table).values())) for table in seen.tables[:1]
     ]

@@ -1,5 +1,3 @@
-"""A long run that is read in windows of steps gets the same parts as one that is read at once."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -33,7 +31,7 @@ from tests.support.builders.exact.simulation import simulate
 from tests.support.builders.traces import Rank, world_run
 
 _CLOSE_NS = 1e-3
-#: Pipelines: largest fraction of the waiting whose origin lies in steps before those of a window.
+#: In pipelines, at most this fraction of the waiting begins before the first step of a window.
 _MOST_MOVED = 1e-3
 
 
@@ -112,7 +110,7 @@ def test_a_sample_says_of_which_steps_it_is_and_has_their_calls(
     assert seen.measured[0].step.tolist() == numbers
     assert [last - first + 1 for first, last in stretches] == [10, 10, 10]
     assert world_recording(run, whole).sampled_steps == ()
-    # An exchange, or the lack of one, may be in a step that the sample does not hold.
+    # An exchange may be in a step that the sample does not hold.
     monkeypatch.setattr(exchanges, "trained_apart", lambda *_, **__: "apart")
     assert exchanges._apart(run, whole) == "apart"
     assert exchanges._apart(run, seen) is None
@@ -149,7 +147,6 @@ def test_a_run_of_very_many_steps_keeps_the_parts_of_a_sample(
     for ours, expected in zip(cut.parts, whole.parts, strict=True):
         assert _differences(ours, expected.rows(rows)) == []
     assert watched.mismatch_count == calls.mismatch_count
-    # The steps left out are counted. The figures of all steps lie within the sample's intervals.
     recording, timing = world_recording(run, seen), step_timing(cut)
     assert recording.left_out_steps == 1200 - 640
     of_all = step_timing(whole.all_steps)

@@ -1,5 +1,3 @@
-"""Checks the split of exposed time into waiting for the last rank and transfer."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -14,7 +12,7 @@ from tests.support.builders.traces import MS, THREAD, Rank
 
 
 def waiting(ranks: list[Rank], of: int = 0) -> tuple[float, float, set[int]]:
-    """Returns the wait and wire times of one rank in ms, and the ranks it waited for."""
+    """Returns a rank's wait and transfer in ms, and the ranks for which it waited."""
     traces = [rank.trace() for rank in ranks]
     tables = [columns.collectives(trace) for trace in traces]
     arrivals = match_arrivals(match(traces, tables), traces, tables)[of]
@@ -26,7 +24,6 @@ def waiting(ranks: list[Rank], of: int = 0) -> tuple[float, float, set[int]]:
 
 
 def backward(rank: Rank, issues_ms: list[float], ends_ms: list[float], done_ms: float) -> Rank:
-    """Adds one backward pass whose finalisation begins with the last issue and only waits."""
     for seq, (issue, end) in enumerate(zip(issues_ms, ends_ms, strict=True)):
         rank.collective(seq, int(issue * MS), int(end * MS), bytes=8, graph_task=0)
     rank.finalize(int(issues_ms[-1] * MS), int(done_ms * MS), cpu=0)
@@ -34,7 +31,6 @@ def backward(rank: Rank, issues_ms: list[float], ends_ms: list[float], done_ms: 
 
 
 def test_a_wait_is_split_into_wait_and_transfer_at_the_last_arrival() -> None:
-    # Rank 0 waits from 12 to 30; rank 1 arrives at 25.
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank, issue in zip(ranks, (10, 25), strict=True):
         rank.wait(rank.collective(0, issue * MS, 30 * MS), (issue + 2) * MS, 30 * MS)
@@ -43,7 +39,6 @@ def test_a_wait_is_split_into_wait_and_transfer_at_the_last_arrival() -> None:
 
 
 def test_a_receiver_waits_until_its_message_is_sent() -> None:
-    # Rank 1 waits from 10 to 40; rank 0 sends at 30. Rank 0 waits from 30 to 34.
     ranks = [Rank(rank, 2) for rank in range(2)]
     send = ranks[0].collective(0, 30 * MS, 0, op="send", aux=1, bytes_in=8, bytes_out=0)
     receive = ranks[1].collective(0, 10 * MS, 0, op="recv", aux=0, bytes_in=0, bytes_out=8)
@@ -54,7 +49,7 @@ def test_a_receiver_waits_until_its_message_is_sent() -> None:
 
 
 def test_a_message_issued_in_backward_does_not_count_as_a_bucket() -> None:
-    # As in a pipeline, the message's peer was not traced, and DDP does not wait for it.
+    # DDP's finalisation does not wait for messages, such as those of a pipeline.
     ranks = [
         backward(Rank(0, 2), [10, 14], [12.5, 36.5], 36.5),
         backward(Rank(1, 2), [10, 34], [12.5, 36.5], 36.5),
@@ -65,8 +60,6 @@ def test_a_message_issued_in_backward_does_not_count_as_a_bucket() -> None:
 
 
 def test_waiting_for_a_late_rank_counts_once_the_previous_bucket_is_transferred() -> None:
-    # The first bucket is on the wire from 10 to 12.5, the second until 2.5 after the last
-    # rank issued it, which is 20 later than the first rank.
     ranks = [
         backward(Rank(0, 2), [10, 14], [12.5, 36.5], 36.5),
         backward(Rank(1, 2), [10, 34], [12.5, 36.5], 36.5),
@@ -76,8 +69,6 @@ def test_waiting_for_a_late_rank_counts_once_the_previous_bucket_is_transferred(
 
 
 def test_a_late_rank_costs_nothing_while_a_previous_bucket_is_in_transfer() -> None:
-    # The first bucket is on the wire until 210 in any case: that the second's last rank
-    # arrives at 34 costs no time.
     ranks = [
         backward(Rank(0, 2), [10, 14], [210, 215], 215),
         backward(Rank(1, 2), [10, 34], [210, 215], 215),
@@ -87,8 +78,6 @@ def test_a_late_rank_costs_nothing_while_a_previous_bucket_is_in_transfer() -> N
 
 
 def test_a_late_rank_costs_nothing_until_all_previous_buckets_are_transferred() -> None:
-    # The second bucket is done at 40, long before the first: when the third's last rank arrives
-    # at 60, all ranks still wait for the first, until 100.
     ranks = [
         backward(Rank(0, 2), [10, 12, 14], [100, 40, 110], 110),
         backward(Rank(1, 2), [11, 12, 60], [100, 40, 110], 110),
@@ -97,7 +86,6 @@ def test_a_late_rank_costs_nothing_until_all_previous_buckets_are_transferred() 
 
 
 def test_a_rank_that_is_late_with_every_bucket_is_waited_for() -> None:
-    # Rank 1 is 20 late with both; each takes 2.5 on the wire and is done before the next.
     ranks = [
         backward(Rank(0, 2), [10, 14], [32.5, 36.5], 36.5),
         backward(Rank(1, 2), [30, 34], [32.5, 36.5], 36.5),
@@ -106,8 +94,6 @@ def test_a_rank_that_is_late_with_every_bucket_is_waited_for() -> None:
 
 
 def test_waiting_is_traced_back_over_queued_buckets_to_the_first_late_one() -> None:
-    # The buckets follow each other on the wire from 30 on, when the last rank has the first one:
-    # [30, 40], [40, 50], [50, 60]. Rank 0 waits from 14 on.
     ranks = [
         backward(Rank(0, 2), [10, 12, 14], [40, 50, 60], 60),
         backward(Rank(1, 2), [30, 32, 34], [40, 50, 60], 60),
@@ -116,7 +102,6 @@ def test_waiting_is_traced_back_over_queued_buckets_to_the_first_late_one() -> N
 
 
 def test_of_ranks_late_for_different_buckets_the_one_that_cost_time_is_named() -> None:
-    # Rank 1 is late for the first, which does not matter: rank 2 is later for the last.
     ranks = [
         backward(Rank(0, 3), [10, 12], [22, 44], 44),
         backward(Rank(1, 3), [20, 24], [22, 44], 44),
@@ -126,7 +111,6 @@ def test_of_ranks_late_for_different_buckets_the_one_that_cost_time_is_named() -
 
 
 def test_blocked_time_after_the_last_bucket_is_not_waiting_for_a_rank() -> None:
-    # The bucket is done at 32; until 50 the thread has no core.
     ranks = [
         backward(Rank(0, 2), [10], [32], 50),
         backward(Rank(1, 2), [30], [32], 32),
@@ -160,10 +144,9 @@ def test_a_single_rank_waits_for_no_other_rank() -> None:
 
 
 def compressed(rank: Rank, ready_ms: list[float], done_ms: list[float], size: int = 2) -> Rank:
-    """Adds a backward pass of compressed buckets, sent to each other rank in messages.
+    """Adds a backward pass whose compressed buckets go to each other rank in messages.
 
-    A rank's thread sends a bucket's messages when it has the bucket and the previous one is done.
-    It has waited for all of them when the bucket is done.
+    A bucket is sent once the bucket is ready and the previous bucket is done.
     """
     before = 0.0
     for index, (ready, done) in enumerate(zip(ready_ms, done_ms, strict=True)):
@@ -183,8 +166,6 @@ def compressed(rank: Rank, ready_ms: list[float], done_ms: list[float], size: in
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_compressed_bucket_waits_for_the_gradients_of_the_last_rank(size: int) -> None:
-    # The last rank has its first bucket 20 later. Both buckets then take 1 each, one by one: that
-    # the last rank arrives at the second bucket while the first is on the wire costs nothing.
     late = size - 1
     ranks = [compressed(Rank(rank, size), [10, 14], [31, 32], size) for rank in range(late)]
     ranks.append(compressed(Rank(late, size), [30, 30.5], [31, 32], size))
@@ -201,7 +182,6 @@ def test_waits_for_compressed_buckets_missing_on_a_rank_are_unknown() -> None:
 
 
 def test_equal_buckets_of_two_models_are_matched_in_order() -> None:
-    # Two models with one bucket of the same shape each; rank 1 is late for the second.
     ranks = []
     for number, (first, second) in enumerate([(10.5, 12.0), (10.0, 20.0)]):
         rank = Rank(number, 2)

@@ -1,5 +1,3 @@
-"""Checks which leading steps count as warm-up and are left out of the figures."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -25,17 +23,17 @@ def test_a_fast_first_step_is_warmup_too() -> None:
 
 
 def test_leading_steps_with_other_collectives_are_warmup() -> None:
-    # DDP regroups its buckets after the first step, twice here.
+    # DDP regroups its buckets after the first step.
     assert warmup([100.0] * 10, [1, 2, 3, 3, 3, 3, 3, 3, 3, 3]) == 2
 
 
 def test_leading_slow_steps_are_warmup_until_the_first_step_of_usual_length() -> None:
-    # The second half has the median 100 and deviations of 0, so the limit is 110.
+    # The second half has the median 100 and no deviation, so the limit is 110.
     assert warmup([300, 200, 111, 110, 400, 100, 100, 100, 100, 100]) == 3
 
 
 def test_leading_slow_steps_within_the_noise_of_later_steps_are_not_warmup() -> None:
-    # Second half: median 100, median deviation 5 (7.4 as a robust sigma), so the limit is 137.
+    # The second half has the median 100 and a robust deviation of 7.4, so the limit is 137.
     later = [90, 95, 100, 105, 110]
     assert warmup([300, 136, 100, 100, 100, *later]) == 1
     assert warmup([300, 138, 100, 100, 100, *later]) == 2
@@ -49,7 +47,6 @@ def test_at_most_half_of_the_steps_are_warmup() -> None:
 
 @pytest.mark.parametrize("period", [2, 3, 4])
 def test_gradient_accumulation_is_not_warmup(period: int) -> None:
-    # Every period-th step issues collectives, the others none.
     signatures = [int(step % period == period - 1) for step in range(24)]
     assert warmup([100.0] * 24, signatures) == 1
 
@@ -64,16 +61,16 @@ def test_step_signatures_depend_only_on_the_order_of_operations_and_sizes() -> N
         rank.step(100 * step, 100 * step + 100)
     rank.collective(0, 10, 20, bytes=8)
     rank.collective(1, 30, 40, bytes=16)
-    rank.collective(2, 115, 170, bytes=8)  # the same operations at other times
+    rank.collective(2, 115, 170, bytes=8)
     rank.collective(3, 120, 190, bytes=16)
-    rank.collective(4, 210, 220, bytes=16)  # another order
+    rank.collective(4, 210, 220, bytes=16)
     rank.collective(5, 230, 240, bytes=8)
-    rank.collective(6, 310, 320, bytes=8)  # another operation
+    rank.collective(6, 310, 320, bytes=8)
     rank.collective(7, 330, 340, bytes=16, op="broadcast")
     trace = rank.trace()
     found = step_signatures(columns.steps(trace), columns.collectives(trace)).tolist()
     assert found[0] == found[1]
-    assert len(set(found)) == 4  # the last step has no collectives at all
+    assert len(set(found)) == 4
 
 
 def test_step_signatures_are_equal_if_there_are_no_collectives() -> None:

@@ -1,8 +1,3 @@
-"""Checks a sweep's figures against values computed by hand, and its file.
-
-Also checks the comparison of two sweeps: noise, real differences, and the exit code.
-"""
-
 from __future__ import annotations
 
 import json
@@ -50,7 +45,6 @@ def times(begin_us: list[int], end_us: list[int]) -> Times:
 
 def test_with_a_shared_clock_durations_begin_when_the_last_rank_begins() -> None:
     ranks = [times([0, 100], [50, 130]), times([40, 105], [52, 128])]
-    # Last begin to last end: 40 to 52, and 105 to 130.
     assert durations_us(ranks, one_clock=True).tolist() == [12, 25]
     assert skews_us(ranks).tolist() == [40, 5]
 
@@ -67,7 +61,7 @@ def test_a_sweep_row_has_the_statistics_and_bandwidths_of_its_samples() -> None:
     assert (found.time_us, found.min_us, found.max_us, found.p50_us) == (200, 100, 300, 200)
     assert found.p99_us == pytest.approx(298)
     assert found.cv == pytest.approx(math.sqrt(2 / 3) / 2)
-    # 1 MB in 200 us is 5 GB/s; with 4 ranks an all-reduce moves 2 * 3 / 4 of it per link.
+    # An all-reduce of 4 ranks moves 2 * 3 / 4 of its size over each link.
     assert found.algbw_gb_per_s == pytest.approx(5)
     assert found.busbw_gb_per_s == pytest.approx(7.5)
     assert (found.iterations, found.round_iterations) == (3, (2, 1))
@@ -167,7 +161,6 @@ PER_ROUND = 5
 
 
 def noisy_row(random: np.random.Generator, size_bytes: int, factor: float = 1.0) -> SweepRow:
-    """Row of samples around 100 us that spread by 5 % between rounds and 3 % within."""
     level = 100 * factor * random.lognormal(0, 0.05, size=(ROUNDS, 1))
     samples = (level * random.lognormal(0, 0.03, size=(ROUNDS, PER_ROUND))).flatten()
     return row(
@@ -210,12 +203,11 @@ def test_equal_sweeps_rarely_show_a_difference() -> None:
     for pair in range(pairs):
         a, b = noisy_result(2 * pair, 25), noisy_result(2 * pair + 1, 25)
         flagged += any(one.verdict != "same" for one in compare_sweeps(a, b).rows)
-    # At 1 % of all pairs, 5 or more of 100 have a chance of 0.4 %.
+    # If 1 % of all pairs differ by chance, 5 or more of 100 differ with a probability of 0.3 %.
     assert flagged < 5
 
 
 def drifting_pair(random: np.random.Generator, sizes: int) -> tuple[SweepResult, SweepResult]:
-    """Two results taken one after the other on a machine whose speed drifts."""
     speed = np.exp(np.cumsum(random.normal(0, 0.03, size=2 * ROUNDS)))
     results = []
     for part in (speed[:ROUNDS], speed[ROUNDS:]):
@@ -246,7 +238,7 @@ def test_drift_of_a_machine_is_rarely_reported_as_a_difference() -> None:
         min(holm([rank_test(round_medians(x), round_medians(y)) for x, y in rows])) < 0.01
         for rows in (list(zip(a.rows, b.rows, strict=True)) for a, b in pairs)
     )
-    assert blind > 15  # found by the test alone
+    assert blind > 15
     assert flagged <= blind / 5
 
 
@@ -292,7 +284,6 @@ def test_a_remark_says_that_there_are_too_few_rounds() -> None:
 
 
 def test_a_row_with_few_rounds_does_not_prevent_judging_the_others() -> None:
-    """A measurement that was cut short has fewer rounds of its last sizes."""
     results = [
         sweep_result(*noisy_result(seed, 3, {0: factor}).rows, row())
         for seed, factor in ((1, 1), (2, 9))
@@ -397,7 +388,6 @@ def test_fail_above_is_refused_if_the_rounds_are_too_few_to_judge(
     assert out == ""
     assert "--fail-above cannot judge these results. With 2 rounds and 3 rows no differ" in err
     assert err.endswith("measure fewer sizes or more rounds (-n limits their number)\n")
-    # A single round is enough to see that data are wrong.
     write_sweep(paths[1], replace(slow, rows=(replace(slow.rows[0], wrong=7), *slow.rows[1:])))
     assert main([*words, "--fail-above", "5%"]) == 1
     assert "B cannot pass: 7 elements were wrong." in capsys.readouterr().out

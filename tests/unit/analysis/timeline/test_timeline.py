@@ -1,5 +1,3 @@
-"""Checks a run's timeline: lanes, arrows, clocks, and steps that are left out."""
-
 from __future__ import annotations
 
 import gzip
@@ -31,14 +29,12 @@ Event = dict[str, Any]
 
 
 def save(ranks: list[Rank], directory: Path) -> Path:
-    """Writes the traces of a job as commprof.profile() leaves them."""
     for rank in ranks:
         rank.write(directory / f"rank_{rank.rank}.trace")
     return directory
 
 
 def trace_of(run: Path, *arguments: str) -> dict[str, Any]:
-    """Returns what `commprof trace` writes."""
     output = run / "trace.json"
     assert main(["trace", str(run), "-o", str(output), "--force", *arguments]) == 0
     value: dict[str, Any] = json.loads(output.read_text())
@@ -54,7 +50,6 @@ def slices(events: list[Event], kind: str, rank: int | None = None) -> list[Even
 
 
 def two_ranks(**values: Any) -> list[Rank]:
-    """Two ranks; rank 1 is 4 ms late for the second of two collectives that overlap."""
     ranks = [Rank(0, 2, **values), Rank(1, 2, **values)]
     for rank, late in zip(ranks, (0, 4 * MS), strict=True):
         rank.phase(Phase.FORWARD, 1 * MS, 2 * MS)
@@ -124,7 +119,8 @@ def test_arrows_lead_from_the_last_rank_to_waiting_ranks(tmp_path: Path) -> None
     assert sent.keys() == received.keys()
     (number,) = [n for n, e in sent.items() if e["ts"] == 7000]
     assert (sent[number]["pid"], received[number]["pid"]) == (1, 0)
-    assert received[number]["ts"] == 7000.001  # inside the slice that follows on rank 0
+    # The arrow ends 1 ns later, inside the slice that follows on rank 0.
+    assert received[number]["ts"] == 7000.001
     assert received[number]["bp"] == "e"
     wire = [(e["pid"], e["ts"], e["dur"]) for e in slices(events, "transfer")]
     assert (0, 7000, 3000) in wire
@@ -179,7 +175,6 @@ def test_a_timeline_of_selected_steps_contains_only_these(tmp_path: Path) -> Non
 def test_a_collective_in_flight_when_selected_steps_begin_is_cut_at_their_begin(
     tmp_path: Path,
 ) -> None:
-    """One collective is issued 5 ms before the step and takes 60 ms of it; another is in it."""
     ranks = [Rank(0, 2), Rank(1, 2)]
     for rank in ranks:
         for step in range(3):
@@ -206,7 +201,7 @@ def test_ranks_with_compared_clocks_are_aligned(tmp_path: Path) -> None:
     shifted.step(offset, 11 * MS + offset)
     value = trace_of(save([ranks[0], shifted], tmp_path))
     assert value["otherData"]["clocks"] == "compared"
-    # 1 us, and 500 ppm over the 7 ms from the one comparison that counts to the last issue.
+    # The error is 1 us, plus 500 ppm of the 7 ms from the comparison to the last issue.
     assert value["otherData"]["clock_error_us"] == pytest.approx(4.5)
     (step,) = slices(value["traceEvents"], "steps (declared)", 1)
     assert (step["ts"], step["dur"]) == (0, 11_000)
@@ -329,7 +324,7 @@ def test_the_file_suffix_selects_gzip_and_named_files_need_force_to_be_replaced(
     assert main(["trace", str(tmp_path)]) == 0
     with gzip.open(tmp_path / "trace_2.json.gz", "rt") as file:
         assert json.load(file)["otherData"]["world_size"] == 2
-    assert main(["trace", str(tmp_path)]) == 0  # replaces its own output
+    assert main(["trace", str(tmp_path)]) == 0
     named = ["trace", str(tmp_path), "-o", str(tmp_path / "trace_2.json.gz")]
     assert main(named) == 2
     assert "--force" in capsys.readouterr().err
@@ -400,7 +395,7 @@ def test_events_are_written_as_they_are_produced() -> None:
 
     def endless() -> Any:
         for number in range(3):
-            assert out.getvalue().count("\n") == max(1, number)  # the previous event is written
+            assert out.getvalue().count("\n") == max(1, number)
             yield json.dumps({"number": number})
 
     assert chrome_trace.write(out, {"a": 1}, endless()) == 3

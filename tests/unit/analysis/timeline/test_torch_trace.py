@@ -1,5 +1,3 @@
-"""Checks that torch.profiler traces are read and moved onto the run's clock."""
-
 from __future__ import annotations
 
 import gzip
@@ -18,7 +16,7 @@ BASE_NS = 1_700_000_000_000_000_000
 
 
 def torch_trace(**values: Any) -> dict[str, Any]:
-    """Returns a trace as export_chrome_trace() writes it, with the events in the middle."""
+    """The events lie in the middle, as in a file of export_chrome_trace()."""
     events = [
         {"ph": "M", "pid": 7, "tid": 0, "name": "process_name", "args": {"name": "python"}},
         {"ph": "M", "pid": 7, "tid": 0, "name": "process_sort_index", "args": {"sort_index": 7}},
@@ -45,7 +43,7 @@ def write(path: Path, value: object) -> Path:
 
 
 def run_with(directory: Path, world_size: int = 1) -> Path:
-    """Ranks whose monotonic clock shows 0 at BASE_NS + 1 ms."""
+    """The ranks' monotonic clock shows 0 at BASE_NS + 1 ms."""
     for number in range(world_size):
         rank = Rank(number, world_size, pid=7 + number)
         rank.metadata["clock"] = {
@@ -58,7 +56,7 @@ def run_with(directory: Path, world_size: int = 1) -> Path:
 
 
 def run_of_two_hosts(directory: Path, gained_ns_per_s: int) -> Path:
-    """Like :func:`run_with`, on two hosts; rank 0's clock gains so much on rank 1's."""
+    """``gained_ns_per_s`` is what rank 0's clock gains on rank 1's clock."""
     for number in range(2):
         rank = Rank(number, 2, pid=7 + number, boot_id=f"host {number}")
         rank.metadata["clock"] = {
@@ -100,7 +98,8 @@ def test_a_torch_trace_without_events_is_read_as_empty(tmp_path: Path) -> None:
 def test_merged_torch_events_are_moved_to_the_run_s_clock(tmp_path: Path) -> None:
     events = merged(run_with(tmp_path), write(tmp_path / "t.json", torch_trace()))
     (op,) = [e for e in events if e["name"] == "c10d::allreduce_"]
-    # The first event, at 0.5 ms, becomes 0, which is 0.5 ms before the ranks' clock shows 0.
+    # The first event, at 0.5 ms, becomes 0. The ranks' clock shows 0 at 1 ms, so the step begins at
+    # 500 us.
     assert op["ts"] == pytest.approx(1500.5)
     (step,) = [e for e in events_of(tmp_path) if e.get("cat") == "steps (declared)"]
     assert step["ts"] == pytest.approx(500)
@@ -118,7 +117,7 @@ def test_merged_torch_events_are_moved_to_the_run_s_clock(tmp_path: Path) -> Non
 def test_torch_events_of_another_host_still_touch_and_nest_on_the_common_clock(
     tmp_path: Path, gained_ns_per_s: int
 ) -> None:
-    """Perfetto drops an event that ends 1 ns after the one around it, or begins before the last."""
+    """Perfetto drops an event that outlasts its parent by 1 ns, or that overlaps the last event."""
     trace = torch_trace(distributedInfo={"rank": 1}, traceEvents=[])
     for number in range(100):
         begin_us = round(2000 + number * 1000.137, 3)

@@ -1,8 +1,3 @@
-"""Data with a known result: the closed form, the definition, and errors that must be found.
-
-The loop of samples in C++ runs on two ranks over gloo, as threads of this process.
-"""
-
 from __future__ import annotations
 
 import re
@@ -37,7 +32,7 @@ from commprof.forecast.microbench.operations import (
 from tests.support.machines import commands
 
 WORLD_SIZES = (1, 2, 3, 8)
-PATTERN_COUNT = 100  # no multiple of any modulus
+PATTERN_COUNT = 100  # This count is no multiple of a pattern's modulus.
 
 
 def stacked(pattern: Pattern, world_size: int, elements: int) -> torch.Tensor:
@@ -81,7 +76,7 @@ def test_expected_parts_of_gather_scatter_and_all_to_all_are_right(world_size: i
             world_size, world_size, PATTERN_COUNT
         )
         for rank in ranks:
-            mine = parts[:, rank]  # what each rank has for this rank
+            mine = parts[:, rank]
             wanted = mine.sum(0) if op == "reduce_scatter" else mine.flatten()
             assert torch.equal(pattern.expected(rank, PATTERN_COUNT), wanted)
 
@@ -169,7 +164,6 @@ T = TypeVar("T")
 
 
 def on_both(work: Callable[[int], T]) -> list[T]:
-    """Returns the results of concurrent calls by rank; native calls release the GIL."""
     with ThreadPoolExecutor(RANKS) as threads:
         return list(threads.map(work, range(RANKS), timeout=60))
 
@@ -238,7 +232,6 @@ def test_samples_are_consecutive_and_end_after_all_ranks_began(
         assert len(times.begin_ns) == len(times.end_ns) == 20
         assert (times.end_ns > times.begin_ns).all()
         assert (times.begin_ns[1:] >= times.end_ns[:-1]).all()
-    # Neither rank has the sum before the other has begun.
     assert (first.end_ns > second.begin_ns).all()
     assert (second.end_ns > first.begin_ns).all()
 

@@ -1,5 +1,3 @@
-"""Finished rows are handed over size by size: one rank alone, in this process."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -25,7 +23,6 @@ SIZES = (1024, 2048, 4096)
 
 @pytest.fixture(autouse=True)
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Sets the variables that torchrun would set for a single rank."""
     environment = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     for name, value in {**environment, "MASTER_PORT": str(free_port())}.items():
         monkeypatch.setenv(name, value)
@@ -51,7 +48,6 @@ def test_the_first_round_hands_over_rows_one_by_one(
 
     monkeypatch.setattr(Collector, "add", counted)
     run_plan(plan(tmp_path))
-    # Three sizes in two placements, one by one; then the second round of all six at once.
     assert handed == [1, 1, 1, 1, 1, 1, 6]
     rows = read_sweep(tmp_path / "result.json").rows
     assert [row.iterations for row in rows] == [2] * 6

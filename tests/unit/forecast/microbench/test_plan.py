@@ -1,8 +1,3 @@
-"""Sizes, plans and schedules of a sweep.
-
-Also the exit code, output and kept rows of the command, by the way a measurement ends.
-"""
-
 from __future__ import annotations
 
 import argparse
@@ -59,7 +54,7 @@ def test_a_ladder_of_sizes_multiplies_or_adds_up_to_its_end() -> None:
     assert ladder(8, 100, 4, None) == (8, 32)
     assert ladder(8, 8, None, None) == (8,)
     assert ladder(10, 45, None, 10) == (10, 20, 30, 40)
-    assert len(ladder(8, 128 << 20, None, None)) == 25  # doubling is the default
+    assert len(ladder(8, 128 << 20, None, None)) == 25
 
 
 @pytest.mark.parametrize(
@@ -79,7 +74,7 @@ def test_an_unusable_ladder_of_sizes_is_refused(arguments: Any, words: str) -> N
 
 
 def test_element_counts_are_computed_as_in_nccl_tests() -> None:
-    # 1 MiB of float over 4 ranks: 2**18 elements in all, 2**16 in each rank's part.
+    # 1 MiB has 2**18 floats, which are 2**16 floats for each of 4 ranks.
     counts = {name: kind.count(1 << 20, 4, 4) for name, kind in OPERATIONS.items()}
     whole, part = 1 << 18, 1 << 16
     assert counts == {
@@ -107,7 +102,6 @@ def test_torch_names_of_types_are_accepted() -> None:
 
 def test_sizes_too_small_for_the_ranks_are_left_out() -> None:
     sweeps = list(plan(ops=("all_gather", "barrier"), world_sizes=(2, 4)).sweeps())
-    # 8 and 16 bytes of float: 1 and 2 elements a rank at 2 ranks; 0 and 1 at 4.
     assert [(one.op, one.world_size, one.counts) for one in sweeps] == [
         ("all_gather", 2, (1, 2)),
         ("all_gather", 4, (1,)),
@@ -170,7 +164,6 @@ def test_sizes_that_exceed_the_memory_are_refused(tmp_path: Path) -> None:
     check_memory(plan(sizes_bytes=(64 << 20,)), meminfo)
     with pytest.raises(UsageError, match=r"2 ranks .* 134217728 bytes need about 1.6 GB .* 1.0 GB"):
         check_memory(plan(sizes_bytes=(128 << 20,)), meminfo)
-    # 20 processes need this even with little data, unless they run already.
     with pytest.raises(UsageError, match=r"20 ranks .* need about 3"):
         check_memory(plan(world_sizes=(20,)), meminfo)
     check_memory(plan(world_sizes=(20,)), meminfo, launched_here=20)
@@ -301,7 +294,7 @@ def test_the_context_names_each_ranks_host() -> None:
         ("boot a", "time 1"),
         ("boot b", "time 1"),
     ]
-    # Network namespaces of one machine are hosts of their own, but share its clock.
+    # Network namespaces of one machine count as separate hosts, but have the same clock.
     hosts = [("b", "net 1"), ("a", "net 1"), ("a", "net 2"), ("b", "net 1")]
     made = context(plan(), clocks, hosts)
     assert (made["hosts"], made["rank_hosts"], made["world_size"]) == (3, [0, 1, 2, 0], 4)
@@ -337,7 +330,7 @@ def test_interfaces_not_down_are_listed_with_their_known_speed(tmp_path: Path) -
         (tmp_path / name / "operstate").write_text(f"{state}\n")
         if speed is not None:
             (tmp_path / name / "speed").write_text(f"{speed}\n")
-    (tmp_path / "bonding_masters").write_text("bond0\n")  # a file of the bonding driver
+    (tmp_path / "bonding_masters").write_text("bond0\n")
     assert interfaces(tmp_path) == [
         {"name": "eth0", "speed_mbit_per_s": 10_000},
         {"name": "lo", "speed_mbit_per_s": None},

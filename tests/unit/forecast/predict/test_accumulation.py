@@ -1,5 +1,3 @@
-"""Checks sharded steps with another number of backward passes, computed by hand."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -19,7 +17,7 @@ from tests.support.builders.traces import MS
 @pytest.mark.parametrize("passes", [1, 2, 3])
 def test_each_accumulated_pass_gathers_again_but_gradients_are_reduced_once(passes: int) -> None:
     found = replay().predict(Scenario(2, accumulate=passes))
-    # 62 ms of data, forward and backward, and two all-gathers of 5 ms that nothing hides.
+    # A further pass adds 62 ms of data, forward and backward, and two all-gathers of 5 ms each.
     assert found.step_s.value * 1e3 == pytest.approx(96 + (passes - 1) * 72)
     assert found.buckets == 4 * passes + 2
     assert found.sent_bytes == pytest.approx((4 * passes * 0.5 + 2 * 1.0) * MB)

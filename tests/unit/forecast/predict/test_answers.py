@@ -1,5 +1,3 @@
-"""Checks the output next to predicted steps: Amdahl's law, cost, profiles and tables."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -49,7 +47,6 @@ def test_amdahl_s_law_is_fitted_exactly_to_exact_points() -> None:
 
 
 def test_amdahl_fit_has_residuals_and_needs_three_world_sizes() -> None:
-    # Faster than linear at 2 ranks, which no p explains.
     fit = fit_amdahl({1: 100, 2: 250, 4: 400})
     assert fit.parallel == 1.0
     assert fit.residuals == pytest.approx((2 / 2.5 - 1, 0.0))
@@ -59,7 +56,6 @@ def test_amdahl_fit_has_residuals_and_needs_three_world_sizes() -> None:
 
 def test_cost_and_bytes_of_an_epoch() -> None:
     found = answers(price=3.6).answers[0]
-    # 400 samples/s on two hosts for 3.6 an hour each; an epoch is 10 steps of 16 samples.
     assert found.cost is not None
     assert found.cost.per_1000_samples == pytest.approx(2 * 3.6 / 3600 / 400 * 1000)
     assert found.cost.per_epoch == pytest.approx(2 * 3.6 / 3600 / 400 * 160)
@@ -89,8 +85,8 @@ def test_the_predicted_interval_includes_the_held_out_error() -> None:
 
 
 def test_the_error_margin_is_wider_with_few_held_out_errors() -> None:
-    # Student's t at 97.5 % for 3, 4 and 6 degrees of freedom: 3.182, 2.776 and 2.447. Two
-    # errors of 4 % are added.
+    # Student's t at 97.5 % is 3.182, 2.776 and 2.447 for 3, 4 and 6 degrees of freedom.
+    # The model adds two errors of 4 %.
     for errors, expected in (
         ((0.01,), 3.182 * math.sqrt((0.0032 + 0.0001) / 3)),
         ((0.04, -0.04), 2.776 * 0.04),
@@ -103,7 +99,7 @@ def test_the_error_margin_is_wider_with_few_held_out_errors() -> None:
 
 
 def test_without_a_held_out_point_ranges_are_not_shown_as_intervals() -> None:
-    """Ranges without a held-out error contained only 3 of 9 real runs; those with it hold."""
+    """Ranges without a held-out error contained only 3 of 9 real runs."""
     checked = answers()
     alone = dataclasses.replace(checked, checks=(), error=None)
     for found, holds in ((checked, True), (alone, False)):
@@ -159,8 +155,6 @@ def test_the_base_run_is_the_largest_with_cores_for_all_ranks_unless_named() -> 
 
 
 def test_the_processor_share_of_crowded_ranks_is_taken_from_uncrowded_runs() -> None:
-    """8 ranks on 2 cores used a quarter each, which only reflects the number of cores."""
-
     def recorded(*ranks_and_busy: tuple[int, float]) -> list[RecordedJob]:
         found = [
             RecordedJob(str(n), schedule(ranks=n, placement=Placement(n, 2.0, 1, busy)), ())
@@ -172,15 +166,12 @@ def test_the_processor_share_of_crowded_ranks_is_taken_from_uncrowded_runs() -> 
     assert base_of(runs).name == "2"
     assert runs[3].schedule.placement.crowding() == pytest.approx(8 * 0.99 / 2)
     assert [each.schedule.placement.busy for each in runs[:2]] == [0.99, 0.97]
-    # Ranks that sleep share cores without crowding, whatever else was recorded.
     assert base_of(recorded((2, 0.1), (8, 0.09))).name == "8"
     assert base_of(recorded((4, 0.1), (8, 0.1))).name == "8"
-    # If all world sizes fill the cores, a rank may need a whole core.
     assert recorded((8, 0.248))[0].schedule.placement.crowding() == 4
 
 
 def test_compute_time_is_split_into_fixed_and_per_sample_parts() -> None:
-    # 20 ms at 8 samples and 12 at 4: 4 ms plus 2 ms per sample.
     small = schedule(backward_end_ms=12, batch=StepBatch(4.0, 10, "strong"))
     runs = [RecordedJob("", each, ()) for each in (schedule(), small)]
     assert compute_by_batch(runs, schedule()) == pytest.approx((0.004, 0.002))
@@ -215,7 +206,7 @@ def test_the_cost_table_has_a_row_per_scenario() -> None:
     text = told(*rates, price=3.6)
     table = text.split("cost per")[1]
     rows = [line.split() for line in table.splitlines() if line.strip().startswith("2 ")]
-    # Words: ranks, Gbit/s, latency and cap ("as run": two words each), hook, hosts, two costs, GB.
+    # Each "as run" in a row counts as two words.
     assert [(row[1], row[6], row[-1]) for row in rows] == [
         *(("1", "none", "0.03"), ("1", "fp16", "0.015")),
         *(("2", "none", "0.03"), ("2", "fp16", "0.015")),
@@ -242,7 +233,7 @@ def test_the_prediction_table_names_the_settings_common_to_all_rows() -> None:
 def test_throughput_and_efficiency_have_intervals_from_the_step_s_interval() -> None:
     (found, _) = answers().answers
     assert found.samples_per_s.value == pytest.approx(400)
-    # 40 ms, and one held-out error of 10 %: 3.182 * sqrt((0.0032 + 0.01) / 3) = 21.1 %.
+    # One held-out error of 10 % gives a margin of 3.182 * sqrt((0.0032 + 0.01) / 3) = 21.1 %.
     assert found.samples_per_s.low == pytest.approx(400 / 1.2111, rel=1e-4)
     assert found.samples_per_s.high == pytest.approx(400 * 1.2111, rel=1e-4)
     expected = (0.5 / 1.2111, 0.5 * 1.2111)
@@ -258,7 +249,6 @@ def test_efficiency_is_at_most_one_if_the_predicted_rank_is_a_fast_one() -> None
     uneven = schedule()
     uneven.backward_end_s[:, 1] += 0.005
     found = Replay(uneven, profile()).predict(Scenario(1))
-    # The predicted rank works 20 ms per step, and the recorded ranks 22.5 in the median.
     assert found.step_s.value == pytest.approx(0.020)
     assert found.efficiency == 1.0
 
@@ -301,7 +291,6 @@ def test_prediction_json_has_amdahl_s_residuals_and_limit() -> None:
         made = schedule(ranks=ranks, period_s=np.full(5, period_ms / 1e3))
         return RecordedJob(f"{ranks}", made, ())
 
-    # Samples per step are proportional to ranks: speed-ups of 1, 1.6 and 2.
     runs = [known(1, 40), known(2, 50), known(4, 80)]
     found = answer(Replay(schedule(), profile()), [Scenario(2)], runs, [], None, math.nan)
     document = json.loads(prediction_json.render(found, "RUN", "by hand", []))
@@ -314,7 +303,7 @@ def test_prediction_json_has_amdahl_s_residuals_and_limit() -> None:
 def test_the_profile_table_shows_links_and_hooks() -> None:
     text = profile_table.render(profile(bytes_per_s=1.25e8, alpha_s=1e-5, hooks=(hook(),)), 100)
     assert "Links of class other host (stated: 1 Gbit/s):" in text
-    assert "0.1" in text  # GB/s
+    assert "0.1" in text
     assert "fp16" in text
     legend = " ".join(text.split())
     assert "residual, step: mean error of the times at which the exchanges of buckets end" in legend

@@ -1,5 +1,3 @@
-"""Checks times between measured sizes: their interpolation, and when a curve uses them."""
-
 from __future__ import annotations
 
 import functools
@@ -45,29 +43,26 @@ def fitted(made: list[Point]) -> CostCurve:
 
 def test_times_are_interpolated_between_neighbouring_sizes() -> None:
     knots = [(1.0, 2.0), (4.0, 8.0), (64.0, 16.0)]
-    # A straight line gives 4, also through the logarithms.
     assert between(knots, 2.0) == pytest.approx(4.0)
     assert between(knots, 4.0) == 8.0
-    # For 2 + 3 x the straight line gives 8, the power law less.
+    # ``between`` takes the geometric mean of a straight line and a power law.
     straight, power = 8.0, 5 * (14 / 5) ** 0.5
     assert between([(1.0, 5.0), (4.0, 14.0)], 2.0) == pytest.approx(math.sqrt(straight * power))
     assert math.isnan(between(knots, 0.5))
     assert math.isnan(between(knots, 65.0))
-    assert math.isnan(between(knots, 10.0))  # its neighbours are 16 times apart
+    assert math.isnan(between(knots, 10.0))
     assert math.isnan(between([], 1.0))
 
 
 def test_times_of_many_sizes_are_smoothed_quickly() -> None:
     x = np.arange(1.0, 40_001.0)
-    begin = time.process_time()  # other processes use the machine too
+    begin = time.process_time()
     knots = knots_through(x, 1 + x, np.zeros(len(x)))
     assert time.process_time() - begin < 1
     assert knots[-1] == pytest.approx((40_000, 40_001))
 
 
 def test_the_sizes_of_a_long_sweep_are_left_out_quickly() -> None:
-    """Several sizes are left out at a time, so that the time does not grow with their square."""
-
     def swept(count: int) -> tuple[CostCurve, float]:
         sizes = [4096.0 * number for number in range(1, count + 1)]
         made = [Point("all_reduce", "nccl", 2, size, bent(size)) for size in sizes]
@@ -76,7 +71,7 @@ def test_the_sizes_of_a_long_sweep_are_left_out_quickly() -> None:
 
     _, short_s = swept(1000)
     curve, long_s = swept(3000)
-    assert long_s < 4 * short_s  # with the square: 9 times
+    assert long_s < 4 * short_s  # Quadratic time would be 9 times as long.
     assert curve.held_out_size is not None
     assert curve.held_out_size.points == 3000
     assert curve.held_out_size.mean < 0.001
@@ -107,7 +102,7 @@ def test_a_curve_has_no_knots_if_lines_fit_or_for_several_numbers_of_ranks() -> 
     straight = [Point("all_reduce", "gloo", 2, size, 20e-6 + 1e-9 * size) for size in SIZES]
     assert fitted(straight).knots == ()
     assert fitted(points(ranks=(2, 4))).knots == ()
-    assert fitted(points()[::2]).knots == ()  # a factor of 4 between sizes: none could be left out
+    assert fitted(points()[::2]).knots == ()
 
 
 def test_changing_the_link_changes_knots_and_lines_alike() -> None:
@@ -128,7 +123,6 @@ def test_a_profile_keeps_its_knots(tmp_path: Path) -> None:
     save_profile(made, tmp_path / "profile.json")
     again = load_profile(tmp_path / "profile.json").links["same_host"].curves["all_reduce"]
     assert again.knots == curve.knots
-    # A profile of a version without knots has lines only.
     document = json.loads((tmp_path / "profile.json").read_text())
     del document["links"]["same_host"]["curves"]["all_reduce"]["knots"]
     (tmp_path / "older.json").write_text(json.dumps(document))

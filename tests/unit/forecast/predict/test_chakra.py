@@ -1,7 +1,6 @@
-"""Checks Chakra traces, decoded here by the field numbers of the public schema.
+"""``SCHEMA`` repeats schema/protobuf/et_def.proto of github.com/mlcommons/chakra (6dc63e1).
 
-The tables repeat ``schema/protobuf/et_def.proto`` of github.com/mlcommons/chakra (commit 6dc63e1):
-message -> field number -> (name, type).
+``SCHEMA`` maps a message and a field number to the field's name and type.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def decode(message: str, data: bytes) -> dict[str, Any]:
-    """Returns the fields by name; fails for a field or wire type that the schema lacks."""
     found: dict[str, Any] = {}
     at = 0
     while at < len(data):
@@ -118,7 +116,6 @@ def test_a_step_is_written_as_compute_and_collective_nodes() -> None:
     assert (bucket.start_us, bucket.duration_us, bucket.data_deps) == (10_000, 8_000, (1,))
     assert second.data_deps == (first.id,)
     assert (last_bucket.data_deps, rest.data_deps) == ((second.id,), (second.id,))
-    # The next step waits for backward and for all buckets.
     assert set(made[5].data_deps) == {rest.id, bucket.id, last_bucket.id}
     compute = [node for node in made[:5] if node.type == COMP]
     assert sum(node.duration_us for node in compute) == 30_000
@@ -131,7 +128,7 @@ def test_the_chakra_file_follows_the_public_schema() -> None:
     assert [node["id"] for node in found] == [1, 2, 3, 4, 5]
     bucket = found[3]
     assert (bucket["type"], bucket["data_deps"]) == (COLL, [3])
-    # ALL_REDUCE is 0 and is written nevertheless.
+    # ALL_REDUCE is 0 and is written, although protobuf omits zeros by default.
     assert attributes(bucket) == {"is_cpu_op": 0, "comm_type": 0, "comm_size": 2_000_000}
     assert "all-reduce of bucket 1" in bucket["name"]
 
@@ -146,7 +143,7 @@ def test_a_run_is_exported_to_one_chakra_file_per_rank(tmp_path: Path) -> None:
         export(world_run([rank_of(0), rank_of(1)]), tmp_path / "et")
     with pytest.raises(CommprofError, match="no trace of rank 1"):
         export(world_run([rank_of(0)], world_size=2), tmp_path / "other")
-    paths[0].unlink()  # the file of rank 1 stays
+    paths[0].unlink()
     with pytest.raises(CommprofError, match="nothing is overwritten"):
         export(world_run([rank_of(0), rank_of(1)]), tmp_path / "et")
     assert [*(tmp_path / "et").iterdir()] == paths[1:]
@@ -157,7 +154,7 @@ def test_a_gpu_s_steps_have_the_times_of_its_stream(is_attached: bool, tmp_path:
     ranks = [DeviceRank(rank, 2, steps=STEPS) for rank in range(2)]
     for rank in ranks:
         for step in range(STEPS):
-            # The host issues the step in 20 ms, and waits for the GPU until 100.
+            # The host issues a step in 20 ms, and then waits for the GPU until 100 ms.
             host, at = 100 * MS * step + 1, 100 * MS * step + MS
             rank.device_step(host, host + 100 * MS, (at, at + 100 * MS))
             rank.device_phase(Phase.BACKWARD, host + 5 * MS, host + 18 * MS, (at, at + 90 * MS))
@@ -171,7 +168,7 @@ def test_a_gpu_s_steps_have_the_times_of_its_stream(is_attached: bool, tmp_path:
             rank.device_finalize(host + 15 * MS, (at + 65 * MS, at + 90 * MS), graph_task=step)
     for path in export(world_run([*ranks]), tmp_path / "et"):
         _, *found = messages(path.read_bytes())
-        # Compute from 90 of the step before to 50, the bucket from 50 to 88, compute from 50 to 65.
+        # Compute takes -10 to 50 ms, the bucket 50 to 88 ms, and compute again 50 to 65 ms.
         lengths = [node["duration_micros"] for node in found[:3]]
         assert lengths == pytest.approx([60_000, 38_000, 15_000], abs=2)
 
@@ -197,7 +194,7 @@ def test_exporting_a_run_with_a_compressor_is_refused(tmp_path: Path) -> None:
 
 def test_only_steps_that_all_ranks_have_are_written(tmp_path: Path) -> None:
     lacking = rank_of(1)
-    lacking.finalize(390 * MS, 392 * MS, cpu=0, graph_task=99)  # step 3 has two: it is no cycle
+    lacking.finalize(390 * MS, 392 * MS, cpu=0, graph_task=99)
     paths = export(world_run([rank_of(0), lacking]), tmp_path / "et")
     counts = []
     for path in paths:

@@ -1,5 +1,3 @@
-"""Checks costs fitted to points that are made from known costs."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -41,7 +39,7 @@ SIZES = [float(1 << n) for n in range(10, 27, 2)]
         ("broadcast", 5, 3, 3.0, 0.0),
         ("send_recv", 2, 1, 1.0, 0.0),
         ("barrier", 8, 3, 0.0, 0.0),
-        ("reduce_scatter", 4, 6, 1.5, 0.75),  # gloo runs an all-reduce
+        ("reduce_scatter", 4, 6, 1.5, 0.75),  # Gloo runs an all-reduce.
     ],
 )
 def test_steps_and_bytes_per_operation(
@@ -81,7 +79,7 @@ def test_known_alpha_beta_and_gamma_are_recovered_by_the_fit() -> None:
     assert gathered.pieces[0].alpha_s == pytest.approx(ALPHA)
     assert gathered.pieces[0].beta_s_per_byte == pytest.approx(BETA)
     assert gathered.gamma_s_per_byte is None
-    # A ring reduces half of the bytes that it sends.
+    # A ring all-reduce reduces half of the bytes that the ring sends.
     assert reduced.pieces[0].beta_s_per_byte == pytest.approx(BETA + GAMMA / 2)
     assert reduced.gamma_s_per_byte == pytest.approx(GAMMA)
     low, high = reduced.gamma_interval_s_per_byte
@@ -130,12 +128,11 @@ def test_one_outlier_hardly_changes_the_fit() -> None:
     wild[3] = Point("all_reduce", "gloo", 2, wild[3].size_bytes, 20 * wild[3].time_s)
     (fitted,), _ = fit_curves(wild)
     assert fitted.pieces[-1].beta_s_per_byte == pytest.approx(BETA + GAMMA / 2, rel=0.05)
-    assert fitted.worst_residual > 0.9  # and it is reported
+    assert fitted.worst_residual > 0.9
 
 
 def test_a_change_of_protocol_is_fitted_as_another_piece() -> None:
-    # Two steps, in each of which two ranks send x bytes, half of the size. Below 0.5 MB a step has
-    # less latency; above, a higher rate.
+    # An all-reduce of 2 ranks has two steps, and each step sends x bytes, half of the size.
     def seconds(x: float) -> float:
         return 2 * (10e-6 + 2e-9 * x) if x < 5e5 else 2 * (900e-6 + 0.5e-9 * x)
 
@@ -161,7 +158,6 @@ def test_a_change_of_protocol_is_also_found_among_many_sizes() -> None:
     (fitted,), _ = fit_curves(made)
     assert [p.alpha_s for p in fitted.pieces] == pytest.approx([10e-6, 900e-6], rel=0.1)
     assert [p.beta_s_per_byte for p in fitted.pieces] == pytest.approx([2e-9, 0.5e-9], rel=0.05)
-    # One in three sizes may begin a piece.
     assert fitted.pieces[1].low_bytes == pytest.approx(5e5, abs=2e4)
     assert fitted.held_out_size is not None
     assert fitted.held_out_size.points == 200
@@ -226,12 +222,12 @@ def test_points_are_read_from_a_microbenchmark_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hosts", "ranks", "groups", "crowded"),
     [
-        (4, 8, (8,), 0.5),  # 2 ranks on each host's 4 cores
+        (4, 8, (8,), 0.5),
         (1, 8, (8,), 2.0),
-        (4, 8, (2, 8), 0.5),  # the first two share a host
-        (4, 8, (4,), 0.5),  # the first four share two
-        (3, 8, (8,), 0.75),  # 3, 3 and 2
-        (4, None, (8,), 0.5),  # an older file: no more ranks than its rows have
+        (4, 8, (2, 8), 0.5),
+        (4, 8, (4,), 0.5),
+        (3, 8, (8,), 0.75),
+        (4, None, (8,), 0.5),
     ],
 )
 def test_ranks_per_core_are_counted_per_host(
@@ -263,8 +259,7 @@ def test_ranks_per_core_are_nan_without_machine_details(tmp_path: Path) -> None:
         ({"hosts": 2, "world_size": 8}, {2, 3, 4}),
         ({"hosts": 4, "world_size": 8}, {2}),
         ({"hosts": 8, "world_size": 8}, set()),
-        ({"hosts": 2}, {2, 3, 4}),  # an older file: no more ranks than its rows have
-        # Five ranks on one host and three on the other; ranks dealt to the hosts in turn.
+        ({"hosts": 2}, {2, 3, 4}),
         ({"hosts": 2, "world_size": 8, "rank_hosts": [0, 0, 0, 0, 0, 1, 1, 1]}, {2, 3, 4}),
         ({"hosts": 2, "world_size": 8, "rank_hosts": [0, 0, 0, 1, 1, 1, 1, 1]}, {2, 3}),
         ({"hosts": 2, "world_size": 8, "rank_hosts": [0, 1, 0, 1, 0, 1, 0, 1]}, set()),
@@ -291,7 +286,6 @@ def test_ranks_per_core_count_the_ranks_that_share_a_host(tmp_path: Path) -> Non
 
 
 def test_a_file_of_several_hosts_gives_a_curve_per_link(tmp_path: Path) -> None:
-    # Two hosts with four ranks each; the link between them is 100 times as slow.
     rows = [
         {
             **ROW,
@@ -317,7 +311,6 @@ def test_a_file_of_several_hosts_gives_a_curve_per_link(tmp_path: Path) -> None:
 def test_costs_of_any_operation_are_fitted_and_none_stands_for_an_all_reduce(
     tmp_path: Path,
 ) -> None:
-    """A log of all-gathers alone has their costs; a DDP step cannot be predicted from them."""
     times = {size: 1e6 * time_of("all_gather", 4, size) for size in SIZES}
     same = {**ROW, "op": "all_gather", "world_size": 4, "samples_us": None}
     rows = [{**same, "size_bytes": int(size), "time_us": us} for size, us in times.items()]
@@ -356,12 +349,11 @@ def test_every_operation_has_at_least_one_step() -> None:
     assert all(work(op, 3).steps > 0 for op in OPERATIONS)
 
 
-#: Rates in s per byte: 1 MB at 2 ranks takes 10 ms and 30 ms.
+#: The costs are in s per byte. Between 2 ranks, 1 MB takes 10 ms and 30 ms.
 FAST, SLOW = 1e-8, 3e-8
 
 
 def at_rate(ranks: int, beta_s_per_byte: float, **values: object) -> Schedule:
-    """Schedule of two buckets over a link of this rate, one after the other."""
     made = schedule(ready_ms=(10, 20), ranks=ranks, **values)  # type: ignore[arg-type]
     sent = 2 * (ranks - 1) / ranks * made.bucket_bytes * beta_s_per_byte
     first = 0.010 + sent[0]
@@ -370,7 +362,6 @@ def at_rate(ranks: int, beta_s_per_byte: float, **values: object) -> Schedule:
 
 
 def runs(source: str = "RUN") -> list[RecordedJob]:
-    """Runs whose link is three times as slow at 4 ranks as at 2, so that no rate fits both."""
     return [
         RecordedJob(f"{source}, 2 ranks", at_rate(2, FAST), (), source),
         RecordedJob(f"{source}, 4 ranks", at_rate(4, SLOW), (), source),
@@ -382,10 +373,9 @@ def test_a_checked_run_is_left_out_of_the_profile_s_cost() -> None:
     made, _ = build_profile([], [base, other], ["RUN"])
     found, refused = checks(Replay(base.schedule, made), [other], [base, other])
     assert refused == []
-    # 1.5 times the bytes at the rate of 2 ranks: 10 + 15 + 30 ms.
+    # 1.5 times the bytes at the rate of 2 ranks take 10 + 15 + 30 ms.
     assert found[1].predicted_s == pytest.approx(0.055, rel=0.02)
     assert [each.held_out for each in found] == [False, True]
-    # If the profile was not made from that run, the profile's own rate counts.
     elsewhere = dataclasses.replace(made, sources=("OTHER",))
     given, _ = checks(Replay(base.schedule, elsewhere), [other], [base, other])
     assert abs(given[1].predicted_s / 0.055 - 1) > 0.1
@@ -403,7 +393,7 @@ def test_checks_that_cannot_be_held_out_are_marked_and_not_counted() -> None:
     assert model_error(found) is None
     measured = dataclasses.replace(made, links=profile().links)
     (_, one), _ = checks(Replay(base.schedule, measured), [other], [base])
-    assert one.held_out  # all-reduce's cost comes from a microbenchmark
+    assert one.held_out
 
 
 def test_a_run_with_other_buckets_cannot_check_the_prediction() -> None:
@@ -440,7 +430,7 @@ def test_the_checked_run_s_batch_is_left_out_of_the_compute_fit() -> None:
         )
         return RecordedJob(f"{ranks}", made, (), "RUN")
 
-    # 4 ms plus 2 ms per sample; the last run takes 30 ms instead of 8.
+    # Compute takes 4 ms plus 2 ms per sample, but the last run takes 30 ms instead of 8 ms.
     recorded = [strong(1, 16, 36), strong(2, 8, 20), strong(8, 2, 30)]
     base, other = recorded[1].schedule, recorded[2]
     made = Replay(base, profile(), compute_by_batch(recorded, base))

@@ -1,5 +1,3 @@
-"""Checks sharded steps on cores shared by another number of ranks, computed by hand."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -21,19 +19,19 @@ from tests.support.builders.traces import MS, Rank, world_run
 @pytest.mark.parametrize(
     ("busy", "lacked", "own"),
     [
-        # The other rank is at the core for 66 of 96 ms, for 49.5 and for 26.4.
+        # In the first three cases, the other rank uses the core for 66, 49.5 and 26.4 of 96 ms.
         (1.0, 1.0, 1 + 66 / 96),
         (0.75, 1.0, 1 + 0.75 * 49.5 / 96),
         (0.4, 1.0, 1 + 0.4 * 26.4 / 96),
         (math.nan, math.nan, 1.0),
-        # Of 66 ms at the core a rank used 22, and other processes the rest; 30 ms it is elsewhere.
+        # The rank uses 22 of its 66 ms at the core, other processes use 44 ms, and 30 ms remain.
         (1.0, 3.0, (3 + 22 / (22 + 30)) / 3),
     ],
 )
 def test_ranks_that_share_cores_take_longer_for_their_own_work(
     busy: float, lacked: float, own: float
 ) -> None:
-    """66 of 96 ms are own work; two ranks want one core."""
+    """Two ranks share one core, and each rank has 66 ms of own work in 96 ms."""
     steps = fsdp_steps()
     placement = dataclasses.replace(steps.placement, busy=busy)
     steps = dataclasses.replace(steps, placement=placement, lacked=lacked)
@@ -52,8 +50,8 @@ def test_ranks_that_share_cores_take_longer_for_their_own_work(
         (1, 10.0, 1.0),
         (1.5, 10.0, 1.25),
         (2, 10.0, 1.5),
-        # Of 2 ranks' 25 ms each, 15 are at the core: a third rank makes work 1 + 2 * 15 / 25 times
-        # as long.
+        # With 2 ranks, 15 of 25 ms are at the core, so a third rank makes work 1 + 2 * 15 / 25
+        # times as long.
         (3, 10.0, 2.2),
         (4, 0.0, 4.0),
         (4, 1e9, 1.0),
@@ -67,7 +65,6 @@ def test_time_at_a_shared_core_follows_mean_value_analysis(
 
 
 def placed(**changes: float) -> ShardedSteps:
-    """Steps of two ranks on 2 cores: the thread computes for 33 ms, and its helpers for 6 ms."""
     steps = fsdp_steps()
     cores: dict[str, float] = {"busy": 0.5, "ranks_per_host": 2, "cores_per_host": 2, **changes}
     placement = dataclasses.replace(steps.placement, **cores)
@@ -76,7 +73,7 @@ def placed(**changes: float) -> ShardedSteps:
 
 @pytest.mark.parametrize(("ranks", "exchange_ms"), [(2, 6.0), (8, 21.0)])
 def test_cpu_time_of_exchanges_competes_for_shared_cores(ranks: int, exchange_ms: float) -> None:
-    """On 8 ranks the helpers send 7 times the messages and 7 / 4 of the bytes."""
+    """The helpers of 8 ranks send 7 times the messages and 7 / 4 of the bytes."""
     steps = placed()
     shared = dataclasses.replace(steps.placement, ranks_per_host=4)
     found = crowding(steps, change(steps, Scenario(ranks)), shared, 96 * MS, 66 * MS)
@@ -85,7 +82,6 @@ def test_cpu_time_of_exchanges_competes_for_shared_cores(ranks: int, exchange_ms
 
 
 def test_a_recording_on_shared_cores_is_not_predicted_faster_with_fewer_cores() -> None:
-    """Four ranks that always want one core have waited for it three times as long as they ran."""
     steps = dataclasses.replace(placed(busy=1.0, ranks_per_host=4, cores_per_host=1), lacked=4.0)
     steps = dataclasses.replace(steps, helpers_ns=0.0)
     changed, own_ns = change(steps, Scenario(2)), float(np.median(steps.own_ns[:, :, -1]))
@@ -103,7 +99,6 @@ def test_the_cost_of_an_exchange_is_not_lengthened_twice_by_shared_cores() -> No
     steps = placed()
     shared = dataclasses.replace(steps.placement, ranks_per_host=4, cores_per_host=1)
     assert costed(steps, shared).ranks_per_core == 1
-    # Without the exchanges' processor time, fitted costs follow the ranks per core.
     assert costed(dataclasses.replace(steps, helpers_ns=0.0), shared) == shared
 
 
@@ -115,7 +110,7 @@ def test_the_processor_share_is_cpu_time_divided_by_own_work_time() -> None:
             at = (96 * step + 92) * MS
             rank.finalize(at - MS, at, cpu=step * 33 * MS, graph_task=step)
     assert read_sharded(world_run(ranks)).placement.busy == pytest.approx(0.5)
-    for rank in ranks:  # 11 ms more in which it could have run
+    for rank in ranks:
         for step in range(8):
             rank.no_core((96 * step + 93) * MS, (96 * step + 95) * MS, 11 * MS, 7 * MS)
     found = read_sharded(world_run(ranks))
@@ -126,11 +121,11 @@ def test_the_processor_share_is_cpu_time_divided_by_own_work_time() -> None:
 
 def test_processor_times_of_a_long_run_are_read_quickly() -> None:
     rank = Rank()
-    for step in range(30_000):  # 2 of 10 ms used, and 1 ms without a core
+    for step in range(30_000):
         rank.finalize(10 * step * MS, (10 * step + 1) * MS, cpu=2 * step * MS)
         rank.no_core((10 * step + 2) * MS, (10 * step + 3) * MS, MS)
     seen = SimpleNamespace(traces=[rank.trace()])
-    begin = time.process_time()  # other processes use the machine too
+    begin = time.process_time()
     share, lacked = _processor_time(seen)  # type: ignore[arg-type]
     assert time.process_time() - begin < 2
     assert (share, lacked) == pytest.approx((0.3, 1.5))

@@ -1,5 +1,3 @@
-"""Checks whose costs ``commprof predict`` takes: the default file may be of another machine."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Checks the exchange of a step's buckets, by hand and against a simulation of segments."""
-
 from __future__ import annotations
 
 import math
@@ -24,17 +22,16 @@ def test_buckets_follow_each_other_on_the_link() -> None:
 def test_other_buckets_use_the_link_during_a_bucket_s_latency() -> None:
     ready = np.zeros((1, 3))
     wire, latency = np.full(3, 0.001), np.full(3, 0.010)
-    # Two workers: the second is sent during the first one's latency, the third waits for one.
+    # The second bucket is sent during the first bucket's latency; the third waits for a worker.
     assert exchange(ready, wire, latency, 2)[0] == pytest.approx([0.011, 0.012, 0.022])
     assert exchange(ready, wire, latency, 1)[0] == pytest.approx([0.011, 0.022, 0.033])
 
 
 def test_ddp_copies_a_bucket_before_it_waits_for_the_next() -> None:
-    # The buckets are done at 30 and 50, in the second step at 5 and 6.
     ready = np.array([[0.029, 0.049], [0.004, 0.005]])
     wire, copy = np.full(2, 0.001), np.array([0.004, 0.001])
     done, waited = replay_ddp(ready, np.array([0.020, 0.020]), wire, np.zeros(2), copy, workers=2)
-    # Waits 10, copies 4, waits 16, copies 1; nothing to wait for in the second step.
+    # In the first step DDP waits 10 ms, copies 4 ms, waits 16 ms and copies 1 ms.
     assert done == pytest.approx([0.051, 0.025])
     assert waited == pytest.approx([0.026, 0.0])
 

@@ -1,5 +1,3 @@
-"""Checks the uncertainty of a fitted compressor's cost: intervals, replicates, residuals."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -26,7 +24,6 @@ SIZES = tuple(MB // 2 + number * MB // 4 for number in range(12))
 
 
 def rows(noise: float, seed: int = 0) -> list[CompressionRow]:
-    """Returns the times of ``hook()`` for each bucket, with a relative noise."""
     random = np.random.default_rng(seed)
 
     def about(time_ms: float) -> float:
@@ -46,9 +43,7 @@ def rows(noise: float, seed: int = 0) -> list[CompressionRow]:
 
 
 def recorded(noise_s: float, seed: int = 0, steps: int = 30) -> Schedule:
-    """Schedule with the ends of ``hook()`` and an overhead, with noise in each step."""
     known = hook(overhead_s=OVERHEAD_S)
-    # Far enough apart that no bucket waits for the one before.
     ready_ms = tuple(100.0 * number for number in range(1, len(SIZES) + 1))
     made = schedule(ready_ms, SIZES, 1300, steps=steps, hook="fp16")
     alone = np.array([known.time_s(size, 2, curve()) for size in SIZES])
@@ -82,10 +77,10 @@ def test_noise_of_bucket_times_determines_intervals_and_residuals() -> None:
             inside += low <= getattr(hook(), name)[1] <= high
         assert found.low.overhead_s <= OVERHEAD_S * 1.2
         assert found.high.overhead_s >= OVERHEAD_S / 1.2
-        # The sum of parts of 1, 0.5 and 0.5 with 10 % each varies by 10 % x sqrt(1.5) / 2.
+        # The parts 1, 0.5 and 0.5 vary by 10 % each, so their sum varies by 10 % x sqrt(1.5) / 2.
         assert found.work_residual == pytest.approx(0.06, abs=0.04)
-    assert inside >= 13  # of 18: resampling 12 buckets misses the truth in more than 5 %
-    # Ends that differ by 1 ms (mean absolute difference 0.8) of a step of 1.4 s.
+    assert inside >= 13  # Resampling 12 buckets misses the truth in more than 5 % of 18 cases.
+    # The ends vary by 1 ms, so their mean absolute difference is 0.8 ms in a step of 1.4 s.
     assert found.residual == pytest.approx(0.0008 / 1.4, rel=0.3)
 
 
@@ -94,13 +89,12 @@ def test_a_replicate_has_its_own_figures() -> None:
     one, other = found.replicate(0), found.replicate(1)
     assert one.encode != other.encode
     again = found.replicate(len(found.replicates))
-    assert dataclasses.astuple(again) == dataclasses.astuple(one)  # nan included
+    assert dataclasses.astuple(again) == dataclasses.astuple(one)
     assert (one.payload_ratio, one.label) == (found.payload_ratio, found.label)
     assert one.time_s(MB, 2, curve()) != other.time_s(MB, 2, curve())
 
 
 def test_a_slower_link_s_replicate_has_the_smaller_overhead() -> None:
-    # Only the sum of wire time and overhead was recorded.
     link = curve(replicates=(((0.0, 0.9e-8),), ((0.0, 1.1e-8),)))
     found = fitted(0.01, link=link)
     fast, slow = found.replicate(0), found.replicate(1)
@@ -121,7 +115,7 @@ def test_the_profile_keeps_intervals_and_replicates_of_hook_costs(tmp_path: Path
     path = tmp_path / "profile.json"
     save_profile(profile(hooks=(found,)), path)
     loaded = load_profile(path).hooks["fp16"]
-    assert dataclasses.astuple(loaded) == dataclasses.astuple(found)  # nan included
+    assert dataclasses.astuple(loaded) == dataclasses.astuple(found)
     kept = json.loads(path.read_text())["hooks"]["fp16"]
     assert len(kept["replicates"]) == len(found.replicates) >= 20
     assert kept["low"]["encode"][1] < kept["encode"][1] < kept["high"]["encode"][1]

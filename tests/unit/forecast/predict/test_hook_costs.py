@@ -1,5 +1,3 @@
-"""Checks a compressor's cost, fitted to buckets whose times are made from known costs."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -28,7 +26,6 @@ SIZES = (1 * MB, 2 * MB, MB // 2)
 
 
 def recorded() -> Schedule:
-    """Schedule of successive fp16 buckets with the costs of ``hook()`` and an overhead."""
     known = hook(overhead_s=OVERHEAD_S)
     made = schedule(ready_ms=(10, 14, 40), bytes_=SIZES, hook="fp16")
     alone = np.array([known.time_s(size, 2, curve()) for size in SIZES])
@@ -61,14 +58,13 @@ def test_compute_time_lost_to_a_hook_is_fitted_from_runs_with_equal_buckets() ->
     rows = [compression(scheme="fp16", gradient_bytes=MB, payload_bytes=MB / 2)]
     hooked = schedule(bytes_=SIZES, ready_ms=(1, 2, 3), backward_end_ms=27, hook="fp16")
     plain = schedule(bytes_=SIZES, ready_ms=(1, 2, 3), backward_end_ms=20)
-    other = schedule(backward_end_ms=90)  # has other buckets: not used
+    other = schedule(backward_end_ms=90)
     found = fit_hook("fp16", rows, [hooked], curve(), [other, plain])
     assert found.compute_s_per_byte == pytest.approx(0.007 / sum(SIZES))
     assert math.isnan(fit_hook("fp16", rows, [hooked], curve(), [other]).compute_s_per_byte)
 
 
 def two_levels(**values: Any) -> HookCost:
-    """Hook that reduces within hosts at 2 ms per MB, then exchanges between two hosts."""
     return hook(
         "hierarchical",
         exchange="hierarchical",
@@ -85,11 +81,11 @@ def two_levels(**values: Any) -> HookCost:
 def test_costs_of_both_levels_of_a_hierarchical_exchange_are_fitted() -> None:
     known = two_levels(overhead_s=OVERHEAD_S)
     fast = curve(beta_s_per_byte=1e-9)
-    # 2 ms within hosts; 1 ms between two of them, of which seven eighths overlap the former.
+    # 1 MB takes 2 ms within hosts and 1 ms between hosts; seven eighths of the 1 ms overlap.
     assert known.time_s(MB, 2, fast) == pytest.approx(OVERHEAD_S + 0.002 + 0.001 / 8)
     assert known.time_s(MB, 1, fast) == pytest.approx(OVERHEAD_S + 0.002)
     assert (known.peers(8, 2), known.peers(7, 2), hook().peers(8, 2)) == (4, 4, 8)
-    # Two of 8 chunks are in flight at a time: 4 in turn, each with 1 ms of latency in two steps.
+    # Two of 8 chunks are in flight at a time, so each of 4 turns has two steps of 1 ms.
     slow = curve(alpha_s=0.001, beta_s_per_byte=1e-12)
     assert known.transfer_s(MB, 2, slow) == pytest.approx(0.008, rel=1e-3)
     made = schedule(
@@ -114,7 +110,7 @@ def test_costs_of_both_levels_of_a_hierarchical_exchange_are_fitted() -> None:
     assert found.high is not None
     assert found.low.reduce[1] <= found.reduce[1] <= found.high.reduce[1]
     assert found.low.overhead_s <= found.overhead_s <= found.high.overhead_s
-    assert math.isnan(found.work_residual)  # the stages' own times are not used
+    assert math.isnan(found.work_residual)
     assert found.residual < 0.01
 
 
@@ -135,7 +131,7 @@ def test_prediction_with_a_hierarchical_hook_uses_both_links() -> None:
     links = {**profile(SAME_HOST).links, **profile().links}
     made = Replay(schedule(), MachineProfile(links, {"hierarchical": two_levels()}))
     found = made.predict(Scenario(4, ranks_per_host=2, hook="hierarchical"))
-    # 10 ms per MB between the hosts, and an eighth of the 2 ms within them before.
+    # 1 MB takes an eighth of the 2 ms within hosts, and then 10 ms between hosts.
     assert found.step_s.value == pytest.approx(0.010 + 0.01025 + 0.0205)
     assert found.sent_bytes == pytest.approx(1.5 * MB)
     assert found.outside == ()
@@ -158,7 +154,6 @@ def test_fitting_a_hook_without_compressed_buckets_is_refused() -> None:
     [("two_phase", 2, 2), ("two_phase", 3, 3), ("gather", 2, 2), ("ring", 2, 0)],
 )
 def test_a_longer_latency_delays_every_message(exchange: str, ranks: int, messages: int) -> None:
-    # The time of a ring follows from the curve itself.
     known = hook(exchange=exchange, overhead_s=OVERHEAD_S, payload_ratio=0.01, ranks=ranks)
     before = known.time_s(MB, ranks, curve())
     later = known.time_s(MB, ranks, curve(), later_s=0.002)
@@ -185,7 +180,7 @@ def test_more_than_two_ranks_add_one_message_of_latency_to_a_hook() -> None:
 
 
 def test_an_added_message_has_the_increased_latency_once() -> None:
-    known = hook(overhead_s=OVERHEAD_S, ranks=2)  # two messages; three at 4 ranks
+    known = hook(overhead_s=OVERHEAD_S, ranks=2)
     before = known.time_s(MB, 4, curve(alpha_s=0.001))
     after = known.time_s(MB, 4, curve(alpha_s=0.003), later_s=0.002)
     assert after == pytest.approx(before + 3 * 0.002)
@@ -197,15 +192,14 @@ def test_a_stated_latency_delays_a_hook_s_messages() -> None:
         made = Replay(schedule(), profile(hooks=(known,), alpha_s=1e-4, latency_s=1e-5))
         return made.predict(Scenario(2, latency_s=latency_s, hook="fp16")).step_s.value
 
-    assert step_s(1e-5, 1e-4) == step_s(math.nan, 1e-4)  # the fitted link
+    assert step_s(1e-5, 1e-4) == step_s(math.nan, 1e-4)
     # The second bucket's two messages come after the end of backward.
     assert step_s(1e-5 + 1e-4, 1e-4) == pytest.approx(step_s(1e-5, 1e-4) + 2e-4)
-    assert step_s(0.5, math.nan) == step_s(1e-5, math.nan)  # an older profile
+    assert step_s(0.5, math.nan) == step_s(1e-5, math.nan)
 
 
 def test_ranks_of_a_host_share_its_link() -> None:
     assert [hook().link_sharing(8, per_host) for per_host in (1, 8)] == [1.0, 1.0]
-    # Each of 4 ranks sends to 4 of the 7 others.
     assert hook().link_sharing(8, 4) == pytest.approx(16 / 7)
     assert hook(exchange="ring").link_sharing(8, 4) == 1.0
     assert two_levels().link_sharing(8, 4) == 1.0
@@ -215,8 +209,8 @@ def test_ranks_of_a_host_share_its_link() -> None:
         made.predict(Scenario(4, ranks_per_host=per_host, hook="fp16")).step_s.value
         for per_host in (1, 2, 4)
     ]
-    # Per MB 7.5 ms of wire and 2 of work, for the second bucket from 20 ms on. If two ranks share
-    # the link, 10 and 2 ms; the first bucket then ends at 22 ms.
+    # 1 MB takes 7.5 ms of wire and 2 ms of work, or 10 ms of wire if two ranks share the link.
+    # The second bucket starts at 20 ms, or at 22 ms on the shared link.
     assert step_s == pytest.approx([0.020 + 0.019, 0.022 + 0.024, 0.020 + 0.019])
 
 
@@ -227,7 +221,7 @@ def test_hook_costs_keep_the_link_and_latency_of_their_run(tmp_path: Path) -> No
     save_profile(profile(hooks=(found,)), tmp_path / "profile.json")
     document = json.loads((tmp_path / "profile.json").read_text())
     loaded = load_profile(tmp_path / "profile.json").hooks["fp16"]
-    assert dataclasses.astuple(loaded) == dataclasses.astuple(found)  # nan included
+    assert dataclasses.astuple(loaded) == dataclasses.astuple(found)
     newer = ("alpha_s", "link", "residual", "work_residual", "low", "high", "replicates")
     for name in newer:
         del document["hooks"]["fp16"][name]
@@ -241,7 +235,7 @@ def test_hook_costs_keep_the_link_and_latency_of_their_run(tmp_path: Path) -> No
 def test_top_k_sends_no_more_than_all_values() -> None:
     known = hook("topk:ratio=0.25", exchange="gather", payload_ratio=0.25)
     assert known.sent_bytes(MB, 2) == pytest.approx(0.25 * MB)
-    # 8 ranks select twice the bucket: all is sent in halves, 7 / 8 of 2 x 0.5 MB.
+    # 8 ranks select twice the bucket, so the hook sends all of it: 7 / 8 of 2 x 0.5 MB.
     assert known.sent_bytes(MB, 8) == pytest.approx(0.875 * MB)
     assert known.remarks(3) == hook().remarks(8) == []
     assert "each rank adds up a part of the bucket" in known.remarks(4)[0]

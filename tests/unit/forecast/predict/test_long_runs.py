@@ -1,5 +1,3 @@
-"""Predictions and fits from a long run use a sample of its steps, and say which."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Checks that settings outside the measured range are reported, and others are not."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -25,7 +23,6 @@ GBIT = 1e9 / 8
 
 
 def replay() -> Replay:
-    """Replay of 2 ranks on a host, 8 samples each; links within and between hosts are measured."""
     links = {
         SAME_HOST: LinkProfile({"all_reduce": curve(world_sizes=(2,), ranks_per_core=1.0)}),
         OTHER_HOST: LinkProfile({"all_reduce": curve(world_sizes=(2, 8))}, GBIT, 20e-6),
@@ -112,7 +109,6 @@ def test_the_range_of_batch_sizes_leaves_out_crowded_runs() -> None:
 
 
 def measured_on(*backends: str) -> Measurement:
-    """All-reduces at 2 ranks; those of the first backend take 1 ns per byte, the next ones 2."""
     points = [
         Point(
             "all_reduce",
@@ -139,7 +135,6 @@ def test_a_profile_has_one_backend_s_costs_and_names_those_left_out() -> None:
 
 
 def measured_at(sizes: int, op: str, link: str = OTHER_HOST) -> Measurement:
-    """An operation of 2 ranks, measured at this number of sizes."""
     points = [
         Point(op, "gloo", 2, MB * 2.0**k, 1e-5 + 1e-9 * MB * 2.0**k, link=link)
         for k in range(sizes)
@@ -151,8 +146,8 @@ def measured_at(sizes: int, op: str, link: str = OTHER_HOST) -> Measurement:
     ("measured", "operations"),
     [
         (measured_at(5, "all_gather"), {"all_gather": "microbench", "all_reduce": "run"}),
-        (measured_at(2, "all_reduce"), {"all_reduce": "run"}),  # too few sizes for a curve
-        (measured_at(0, "all_reduce"), {"all_reduce": "run"}),  # for example only times of hooks
+        (measured_at(2, "all_reduce"), {"all_reduce": "run"}),
+        (measured_at(0, "all_reduce"), {"all_reduce": "run"}),
         (measured_at(5, "all_reduce"), {"all_reduce": "microbench"}),
     ],
 )

@@ -1,5 +1,3 @@
-"""Checks the search for the best setting: what it compares, leaves out and calls a gain."""
-
 from __future__ import annotations
 
 import json
@@ -26,7 +24,7 @@ def replay(*hooks: HookCost) -> Replay:
 
 
 def answers(over: list[str] | None, measured_ms: float | None = None) -> Answers:
-    """Answers with fp16 known; 55 ms are predicted for the 4 ranks that took ``measured_ms``."""
+    """The model predicts 55 ms for 4 ranks, which took ``measured_ms``."""
     made = replay(hook())
     others = []
     if measured_ms is not None:
@@ -36,7 +34,6 @@ def answers(over: list[str] | None, measured_ms: float | None = None) -> Answers
 
 
 def told(found: Answers) -> str:
-    """The table's text on one line."""
     return " ".join(prediction_table.render(found, "RUN", "by hand", [], 100).split())
 
 
@@ -59,7 +56,6 @@ def test_the_search_finds_the_best_setting_with_its_certainty() -> None:
 def test_a_saving_is_a_gain_only_beyond_the_model_s_error(
     worst_error: float, beyond: float, is_gain: bool | None
 ) -> None:
-    # fp16 saves 15 % in each replicate.
     best, own = optimize(replay(hook()), Scenario(2), ["hook"], worst_error).candidates
     assert best.certainty_beyond_error == pytest.approx(beyond, nan_ok=True)
     assert (best.certainty, best.is_gain) == (1.0, is_gain)
@@ -67,7 +63,7 @@ def test_a_saving_is_a_gain_only_beyond_the_model_s_error(
 
 
 def test_a_saving_whose_interval_reaches_into_the_error_is_no_gain() -> None:
-    # 15 % in the median, and 11.1 % on the fast link: 32 ms instead of 36.
+    # fp16 saves 15 % in the median, and 11.1 % on the fast link (32 ms instead of 36 ms).
     links = tuple(((0.0, b),) for b in (0.8e-8, 1e-8, 1.2e-8))
     made = Replay(schedule(), profile(hooks=(hook(),), replicates=links))
     (best, _) = optimize(made, Scenario(2), ["hook"], 0.13).candidates
@@ -154,8 +150,6 @@ def test_a_table_of_the_best_settings_gives_the_number_compared() -> None:
 
 
 class WithoutFp16(Replay):
-    """Replay that knows fp16 but cannot predict it."""
-
     def sampled(self, scenario: Scenario) -> tuple[Prediction, npt.NDArray[np.float64]]:
         if scenario.hook == "fp16":
             raise CommprofError("fp16 was measured on another link; record it here")

@@ -1,5 +1,3 @@
-"""Checks costs that are fitted to the collectives of a job without steps."""
-
 from __future__ import annotations
 
 import time
@@ -18,7 +16,6 @@ ALPHA_NS, NS_PER_BYTE = 50_000, 2
 
 
 def calls(late_ns: int = 0, sizes: tuple[int, ...] = SIZES) -> list[Rank]:
-    """Two ranks, five all-reduces of each size; rank 1 issues each one late."""
     made, at, seq = [Rank(0, 2), Rank(1, 2)], MS, 0
     for size in sizes:
         for _ in range(5):
@@ -56,21 +53,18 @@ def test_overlapping_calls_give_no_points(tmp_path: Path) -> None:
 def test_many_calls_of_different_sizes_are_read_quickly() -> None:
     made = [Rank(0, 2), Rank(1, 2)]
     for seq in range(15_000):
-        for rank in made:  # three calls of 4 bytes; the others of a size of their own
+        for rank in made:
             at = 3 * seq * MS
             rank.collective(seq, at, at + MS, bytes=4 * max(1, seq - 1))
     traces = [rank.trace() for rank in made]
-    begin = time.process_time()  # other processes use the machine too
+    begin = time.process_time()
     (point,) = _points(traces)
     assert time.process_time() - begin < 2
     assert (point.size_bytes, point.samples_s) == (4.0, (1e-3,) * 3)
 
 
 def test_recorded_groups_within_a_host_measure_the_same_host_link(tmp_path: Path) -> None:
-    """Four ranks on two hosts, in groups of 2: ranks 0, 1; 2, 3; 0, 2; 1, 3.
-
-    Calls within a host take 1 ms, and those between hosts 5.
-    """
+    """Ranks of the same row share a host; ranks of the same column do not."""
     made = []
     for number in range(4):
         row, column = f"row {number // 2}", f"column {number % 2}"
@@ -82,7 +76,7 @@ def test_recorded_groups_within_a_host_measure_the_same_host_link(tmp_path: Path
                 end = at + (begin + took) * MS
                 rank.collective(seq, at + begin * MS, end, bytes=1_000, group=group)
         for at in (0, 90 * MS) if number else ():
-            rank.clock(at, offset=0, error=0)  # the hosts' clocks agree
+            rank.clock(at, offset=0, error=0)
         made.append(rank)
     (found,) = read_calls(write_run(tmp_path / "run", made))
     points = [(p.link, p.ranks, p.time_s, len(p.samples_s)) for p in found.points]

@@ -1,4 +1,7 @@
-"""Checks replayed steps against values computed by hand."""
+"""By default, buckets of 1 MB and 2 MB are ready at 10 ms and 20 ms, and backward ends at 20 ms.
+
+Between 2 ranks, 1 MB takes 10 ms.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,6 @@ def replay(**values: object) -> Replay:
 
 
 def test_replay_of_the_recorded_setting_gives_the_recorded_times() -> None:
-    # Ready at 10 and 20 ms, 10 and 20 ms on the wire: done at 20 and 40; backward ends at 20.
     found = replay().predict(Scenario(2))
     assert found.step_s.value == pytest.approx(0.040)
     assert (found.wait_s, found.transfer_s) == pytest.approx((0.0, 0.020))
@@ -42,19 +44,17 @@ def test_replay_of_the_recorded_setting_gives_the_recorded_times() -> None:
     assert found.samples_per_s == pytest.approx(2 * 8 / 0.040)
     assert found.efficiency == pytest.approx(0.5)
     assert found.sent_bytes == pytest.approx(3 * MB)
-    # 1 MB in the time from the first bucket being ready to the last.
     assert found.hiding_bytes_per_s == pytest.approx(1 * MB / 0.010)
     assert found.outside == ()
 
 
 def test_more_ranks_send_more_bytes_and_take_longer() -> None:
-    # 4 ranks send 1.5 times the bytes: 10 + 15, then 25 + 30.
+    # 4 ranks send 1.5 times the bytes, so the buckets take 15 ms and 30 ms.
     found = replay().predict(Scenario(4))
     assert found.step_s.value == pytest.approx(0.055)
 
 
 def test_copies_of_gradients_follow_the_wait_for_their_bucket() -> None:
-    # At 1 ns per byte: 1 ms for the first bucket, hidden in the wait for the second; then 2 ms.
     found = replay(copy_s_per_byte=1e-9).predict(Scenario(2))
     assert found.step_s.value == pytest.approx(0.042)
     assert found.transfer_s == pytest.approx(0.019)
@@ -76,11 +76,11 @@ def test_a_single_bucket_does_not_overlap_with_backward() -> None:
 
 
 def test_smaller_buckets_are_cut_between_parameters() -> None:
-    # The second bucket has two parameters of 1 MB; the first is ready half way, at 15 ms.
+    # The second bucket has two parameters of 1 MB; the first parameter is ready at 15 ms.
     known = {"parameter_bytes": [MB, MB, MB], "rebuilt_per_bucket_param_indices": "2, 1 0"}
     found = replay(ddp_log=known).predict(Scenario(2, bucket_cap_bytes=0.5 * MB))
     assert found.buckets == 3
-    assert found.step_s.value == pytest.approx(0.040)  # the link is busy from 10 ms on
+    assert found.step_s.value == pytest.approx(0.040)
     assert "interpolated" in found.remarks[0]
     each_its_own = replay(ddp_log=known).predict(Scenario(2, bucket_cap_bytes=0.0))
     assert (each_its_own.buckets, each_its_own.step_s) == (3, found.step_s)
@@ -101,7 +101,7 @@ def test_the_predicted_step_follows_the_latest_rank() -> None:
     late.backward_end_s[:, 1] += 0.005
     found = Replay(late, profile()).predict(Scenario(2))
     assert found.step_s.value == pytest.approx(0.045)
-    assert found.wait_s == pytest.approx(0.0025)  # mean over ranks
+    assert found.wait_s == pytest.approx(0.0025)
 
 
 def test_random_delays_lengthen_the_step_more_with_more_ranks() -> None:
@@ -117,12 +117,11 @@ def test_random_delays_lengthen_the_step_more_with_more_ranks() -> None:
         Replay(noisy, profile(beta_s_per_byte=1e-12)).predict(Scenario(n)).step_s.value
         for n in (2, 8, 32)
     ]
-    # The largest of n exponential draws is on average ln n + 0.577 times their mean.
+    # On average, the largest of n exponential draws is (ln n + 0.577) times their mean.
     assert np.diff(steps) == pytest.approx(0.004 * math.log(4) * np.ones(2), rel=0.5)
 
 
 def test_sharing_cores_lengthens_only_the_processor_s_part_of_compute() -> None:
-    # 8 ranks on 4 cores take twice as long if they always compute, no longer if half the time.
     def steps(busy: float) -> float:
         made = schedule(bytes_=(1, 1), placement=Placement(2, 4.0, 1, busy))
         return Replay(made, profile(SAME_HOST)).predict(Scenario(8, ranks_per_host=8)).step_s.value
@@ -137,7 +136,6 @@ def test_strong_scaling_needs_runs_with_two_batch_sizes() -> None:
     scenario = Scenario(4, scaling="strong")
     with pytest.raises(CommprofError, match="--scaling strong"):
         replay().predict(scenario)
-    # 4 ms plus 2 ms per sample: 20 ms at 8 samples, 12 ms at 4.
     made = Replay(schedule(bytes_=(1, 1)), profile(), compute_by_batch=(0.004, 0.002))
     found = made.predict(scenario)
     assert found.step_s.value == pytest.approx(0.012, rel=1e-3)
@@ -148,7 +146,6 @@ def test_copy_time_does_not_depend_on_the_batch_size() -> None:
     made = Replay(
         schedule(bytes_=(1, MB), copy_s_per_byte=1e-8), profile(), compute_by_batch=(0.0, 0.001)
     )
-    # Half of the samples leave 10 of the 20 ms; then 15 ms on the link and 10 ms to copy.
     found = made.predict(Scenario(4, scaling="strong"))
     assert found.step_s.value == pytest.approx(0.010 + 0.015 + 0.010, rel=1e-3)
 
@@ -158,7 +155,7 @@ def test_threads_of_a_rank_do_not_lengthen_a_message_between_hosts(threads: int)
     placement = Placement(4.0, 8.0, threads, 0.9)
     links = profile(alpha_s=1e-3, beta_s_per_byte=1e-15, ranks_per_core=1.0)
     made = Replay(schedule(ranks=8, bytes_=(1, 1), placement=placement), links)
-    # Each bucket takes 14 successive messages of 1 ms, the second bucket from 20 ms on.
+    # Each bucket takes 14 successive messages of 1 ms; the second bucket starts at 20 ms.
     assert made.predict(Scenario(8)).step_s.value == pytest.approx(0.034, rel=1e-3)
 
 
@@ -193,14 +190,13 @@ def test_a_stated_latency_is_added_if_the_fit_found_none(link: str) -> None:
     links = MachineProfile({link: LinkProfile({"all_reduce": one}, 1e9, 0.0)}, {})
     scenario = Scenario(2, ranks_per_host=1, bandwidth_bytes_per_s=1e9, latency_s=0.5)
     found = scenario_link(links, scenario, Placement(1, 4, 1, 0.5))
-    # Two steps of 1 MB.
     assert found.time_s(2 * MB, 2, "all_reduce") == pytest.approx(2 * (0.5 + 0.001))
     drawn = found.replicate(0)
     assert drawn.time_s(2 * MB, 2, "all_reduce") == pytest.approx(2 * (0.5 + 0.002))
 
 
 def test_an_increased_latency_is_hidden_by_transfers_only_above_a_larger_size() -> None:
-    # max(beta x, alpha + beta x / 2) with alpha of 1 ms and then 5 ms.
+    # The cost is max(beta x, alpha + beta x / 2); alpha is 1 ms at first, and then 5 ms.
     later = curve(alpha_s=1e-3).changed(lambda alpha: alpha + 4e-3, lambda beta: beta)
     assert [piece.low_bytes for piece in later.pieces] == pytest.approx([0, MB])
     assert later.step_s(0.9 * MB) == pytest.approx(0.005 + 0.0045)
@@ -217,7 +213,7 @@ def test_an_increased_latency_also_counts_at_large_sizes(first: tuple[float, flo
 
 @pytest.mark.parametrize("algorithm", ["flat", "hierarchical"])
 def test_all_reduce_is_priced_from_measured_reduce_scatter(algorithm: str) -> None:
-    # An all-reduce has twice the steps of a reduce-scatter, each with as many bytes.
+    # An all-reduce has twice as many steps as a reduce-scatter, with equal bytes per step.
     def replayed(op: str) -> Prediction:
         one = curve(alpha_s=1e-3, op=op, backend="nccl", step_bytes=(0.1 * MB, 0.2 * MB))
         links = {name: LinkProfile({op: one}) for name in ("same_host", "other_host")}
@@ -231,7 +227,6 @@ def test_all_reduce_is_priced_from_measured_reduce_scatter(algorithm: str) -> No
 
 
 def test_a_hook_adds_its_own_time_and_saves_bytes() -> None:
-    # 1 MB: 2 ms of work and 5 ms of wire, one after the other; 2 MB: 4 + 10.
     made = Replay(schedule(), profile(hooks=(hook(),)))
     found = made.predict(Scenario(2, hook="fp16"))
     assert found.step_s.value == pytest.approx(0.020 + 0.014)
@@ -241,7 +236,6 @@ def test_a_hook_adds_its_own_time_and_saves_bytes() -> None:
 
 
 def test_a_hook_takes_processor_time_from_compute() -> None:
-    # 1 ns per byte of 3 MB makes 20 ms of own work 23 ms; buckets are ready later too.
     slower = hook(compute_s_per_byte=1e-9)
     found = Replay(schedule(), profile(hooks=(slower,))).predict(Scenario(2, hook="fp16"))
     assert found.step_s.value == pytest.approx(0.023 + 0.014)
@@ -257,11 +251,10 @@ def test_a_hook_takes_processor_time_from_compute() -> None:
 def test_bytes_and_work_of_a_gathering_hook_grow_with_the_ranks() -> None:
     gathered = hook("topk:ratio=0.01", exchange="gather", payload_ratio=0.01)
     assert gathered.sent_bytes(MB, 8) == pytest.approx(7 * 0.01 * MB)
-    # Decoding what 8 ranks sent instead of 2 takes four times as long.
     assert gathered.work_s(MB, 8) == pytest.approx(0.001 + 4 * 0.001)
     large = hook("int8", payload_ratio=1.0)
-    # Pieces of 1 MiB: of all values with two ranks, of a rank's share with more. The shorter of
-    # work and wire overlaps, except for one piece.
+    # A piece is 1 MiB of all values with two ranks, or of a rank's share with more ranks.
+    # The shorter of work and wire overlaps, except for one piece.
     size, quick = 16.0 * MIB, curve(alpha_s=0.0)
     for ranks, pieces in ((2, 16), (4, 4)):
         work, wire = large.work_s(size, ranks), large.transfer_s(size, ranks, quick)
@@ -273,7 +266,7 @@ def test_predicting_another_bandwidth_needs_the_measured_link_s_bandwidth() -> N
     unstated = Replay(schedule(), profile())
     with pytest.raises(CommprofError, match="--link-bandwidth"):
         unstated.predict(scenario)
-    # 100 MB/s measured on 1 Gbit/s is 80 % of it; on 2 Gbit/s all of it takes half as long.
+    # The measured link reaches 80 % of 1 Gbit/s; the predicted link is twice as fast.
     stated = Replay(schedule(), profile(bytes_per_s=GBIT))
     found = stated.predict(scenario)
     assert found.step_s.value == pytest.approx(max(0.020, 0.010 + 0.0075) + 0.015)
@@ -296,10 +289,9 @@ def test_predicting_links_between_hosts_needs_bandwidth_and_latency() -> None:
 def test_flat_and_hierarchical_all_reduce_use_links_within_and_between_hosts() -> None:
     links = {**profile(SAME_HOST).links, **profile(beta_s_per_byte=4e-8).links}
     made = Replay(schedule(), MachineProfile(links))
-    # A flat ring goes at the pace of the slow link: 1.5 * 3 MB at 25 MB/s from 10 ms on.
+    # A flat ring goes at the pace of the slow link: 1.5 x 3 MB at 25 MB/s, from 10 ms on.
     flat = made.predict(Scenario(4, ranks_per_host=2))
     assert flat.step_s.value == pytest.approx(0.010 + 0.180)
-    # Within hosts 3 MB at 100 MB/s, and between two hosts 3 MB at 25 MB/s.
     nested = made.predict(Scenario(4, ranks_per_host=2, algorithm="hierarchical"))
     assert nested.step_s.value < flat.step_s.value
     alone = nested.no_overlap_s - 0.020
@@ -309,7 +301,7 @@ def test_flat_and_hierarchical_all_reduce_use_links_within_and_between_hosts() -
 def test_the_step_s_interval_comes_from_replicates_of_the_fit() -> None:
     uncertain = profile(replicates=tuple(((0.0, b),) for b in (0.9e-8, 1e-8, 1.1e-8)))
     found = Replay(schedule(), uncertain).predict(Scenario(2))
-    # 2 MB from 20 ms on take 18 ms; at the slow rate they take 22 ms from 21 ms on.
+    # 2 MB take 18 ms from 20 ms on; at the slow rate they take 22 ms from 21 ms on.
     assert found.step_s.low == pytest.approx(0.038, abs=2e-4)
     assert found.step_s.high == pytest.approx(0.043, abs=2e-4)
 
@@ -317,8 +309,6 @@ def test_the_step_s_interval_comes_from_replicates_of_the_fit() -> None:
 def test_exposed_and_hidden_time_have_intervals() -> None:
     uncertain = profile(replicates=tuple(((0.0, b),) for b in (0.9e-8, 1e-8, 1.1e-8)))
     found = Replay(schedule(), uncertain).predict(Scenario(2))
-    # 3 MB take 30 ms, of which 20 are after backward; 27 and 18 on the fast link, 33 and 23 on
-    # the slow one.
     waiting = found.waiting
     for each, (value, low, high) in (
         (waiting.wait_s, (0.0, 0.0, 0.0)),
@@ -344,12 +334,10 @@ def test_replicates_of_a_hook_are_combined_with_those_of_the_link() -> None:
 
     uncertain = hook(replicates=tuple(map(drawn, (0.5e-9, 1e-9, 1.5e-9))))
     found = Replay(schedule(), profile(hooks=(uncertain,))).predict(Scenario(2, hook="fp16"))
-    # 2 MB take 10 ms of wire and 4, 3 or 5 ms of work.
     step = found.step_s
     assert (step.value, step.low, step.high) == pytest.approx((0.034, 0.033, 0.035))
     exposed = found.waiting.exposed_s
     assert (exposed.low, exposed.high) == pytest.approx((0.013, 0.015))
-    # Replicates of one number are combined: the fast link with little work, the slow with much.
     links = tuple(((0.0, b),) for b in (0.8e-8, 1e-8, 1.2e-8))
     both = Replay(schedule(), profile(hooks=(uncertain,), replicates=links))
     step = both.predict(Scenario(2, hook="fp16")).step_s
@@ -365,7 +353,7 @@ def test_the_model_error_counts_held_out_checks_only() -> None:
     hooked = RecordedJob("hooked", schedule(hook="int8"), ())
     found, refused = checks(made, [RecordedJob("four", other, ()), hooked])
     assert [each.held_out for each in found] == [False, True]
-    assert found[1].error == pytest.approx(0.10)  # 55 ms predicted
+    assert found[1].error == pytest.approx(0.10)
     error = model_error(found)
     assert error is not None
     assert (error.mean, error.worst, error.points) == (
@@ -383,7 +371,6 @@ def test_throughput_is_nan_if_the_batch_size_is_unknown() -> None:
 
 
 def test_recorded_waits_for_other_collectives_do_not_count_as_compute() -> None:
-    # 20 ms of backward, 10 of them a wait for an all-reduce of 1 MB, which takes 10 ms.
     made = Replay(
         schedule(
             bytes_=(1, 1),
@@ -401,7 +388,6 @@ def test_recorded_waits_for_other_collectives_do_not_count_as_compute() -> None:
 
 
 def test_ranks_spread_over_hosts_wait_longer_for_other_collectives() -> None:
-    # 3 MB of gradients and 1 MB before them: 1 ms per MB within a host, 100 ms between hosts.
     links = {
         "same_host": LinkProfile({"all_reduce": curve(0.0, 1e-9)}),
         "other_host": LinkProfile({"all_reduce": curve(0.0, 1e-7)}, 1e7, 0.0),
@@ -414,7 +400,6 @@ def test_ranks_spread_over_hosts_wait_longer_for_other_collectives() -> None:
     )
     made = Replay(recorded, MachineProfile(links, {}, ("by hand",)))
     assert made.predict(Scenario(2)).step_s.value == pytest.approx(0.022)
-    # Ready at 9 ms without the recorded wait, and 100 ms later with the predicted one.
     for rate in (math.nan, 1e7):
         found = made.predict(Scenario(2, ranks_per_host=1, bandwidth_bytes_per_s=rate))
         assert found.step_s.value == pytest.approx(0.009 + 0.100 + 0.300)
@@ -425,7 +410,7 @@ def test_ranks_spread_over_hosts_wait_longer_for_other_collectives() -> None:
     ("op", "parts"), [("all_gather_into_tensor", 3), ("gather", 3), ("all_to_all_single", 1.5)]
 )
 def test_gathered_bytes_grow_with_the_ranks(op: str, parts: float) -> None:
-    # 2 ranks gathered 1 MB each; each of 4 ranks gets 3 parts, and a message to all is still 2 MB.
+    # Each of 4 ranks receives 3 parts of 1 MB, or 3/4 of the 2 MB of an all-to-all.
     others = (OtherCall(op, 2 * MB, 1.0),)
     found = replay(bytes_=(1, 1), other_calls=others).predict(Scenario(4))
     assert found.transfer_s == pytest.approx(parts * 0.010, rel=1e-3)
@@ -441,9 +426,8 @@ def test_ten_thousand_ranks_are_predicted_within_the_time_limit() -> None:
         steps=20,
     )
     made = Replay(base, profile())
-    begin = time.process_time()  # other processes use the machine too
+    begin = time.process_time()
     found = made.predict(Scenario(10_000))
     assert time.process_time() - begin < 10
-    # The link is busy from the first bucket on, with twice the bytes less one part in 10,000.
     assert found.step_s.value == pytest.approx(0.001 + 2 * 0.9999 * 1.0, rel=1e-3)
     assert any("10000 ranks" in text for text in found.outside)

@@ -1,5 +1,3 @@
-"""Checks the schedule read from a recorded run, on traces built by hand."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -18,15 +16,13 @@ from commprof.trace.summary import read_summary
 from tests.support.builders.traces import MS, Rank, summary, world_run
 
 STEPS = 6
-#: DDP's log of three parameters and of the buckets made of them.
 LOG = {"parameter_bytes": [400, 600, 1000], "rebuilt_per_bucket_param_indices": "2, 1 0"}
 
 
 def rank_of(rank: int, late_ms: int = 0, **metadata: object) -> Rank:
-    """Rank with steps of 100 ms: buckets of 1000 bytes ready at 50 and 60, backward ends at 65.
+    """Records steps of 100 ms, in which buckets of 1000 bytes are ready at 50 ms and 60 ms.
 
-    The buckets are done at 58 and 75; the finalisation ends at 80, with 5 ms of work. This rank
-    has the second bucket `late_ms` later.
+    The second bucket and the finalisation begin ``late_ms`` later.
     """
     witnesses = {
         "begin_monotonic_ns": 10**15,
@@ -56,7 +52,7 @@ def test_a_run_in_always_on_mode_is_refused_with_the_mode_to_record_in() -> None
     run = world_run([rank_of(0), rank_of(1)])
     found = read_summary(memoryview(json.dumps(summary()).encode()))
     run.traces[1] = dataclasses.replace(run.traces[1], summary=found)
-    assert read_schedule(run).world_size == 2  # full mode recorded steps, too
+    assert read_schedule(run).world_size == 2
     run.traces[1] = dataclasses.replace(run.traces[1], records=run.traces[1].records[:0])
     with pytest.raises(CommprofError, match=r"rank 1 was recorded in always-on mode.*--mode full"):
         read_schedule(run)
@@ -64,7 +60,7 @@ def test_a_run_in_always_on_mode_is_refused_with_the_mode_to_record_in() -> None
 
 def test_a_finalisation_before_the_first_step_begins_no_cycle() -> None:
     shifted = Rank(0, 2, steps=STEPS)
-    for step in range(1, STEPS):  # as in rank_of, but the time before step 1 lies in no step
+    for step in range(1, STEPS):
         at = 100 * MS * step
         shifted.step(at, at + 100 * MS)
     for step in range(STEPS):
@@ -87,7 +83,7 @@ def test_a_cycle_needs_one_finalisation_in_its_step_and_some_in_the_previous_ste
             for bucket in range(2):
                 ready = begin + (10 + bucket) * MS
                 rank.collective(4 * task + bucket, ready, ready + MS, bytes=task, graph_task=task)
-            # Another operation of the pass, and an all-reduce outside any pass, are no buckets.
+            # Neither another operation of the pass nor an all-reduce outside a pass is a bucket.
             rank.collective(4 * task + 2, ready + 1, ready + MS, op="broadcast", graph_task=task)
             rank.collective(4 * task + 3, ready + 2, ready + MS, bytes=1)
             rank.finalize(begin + 20 * MS, begin + 30 * MS, cpu=5 * MS, graph_task=task)
@@ -96,14 +92,14 @@ def test_a_cycle_needs_one_finalisation_in_its_step_and_some_in_the_previous_ste
     assert [cycle.bytes for cycle in found] == [(2, 2), (8, 8), (14, 14)]
     assert [(cycle.begin_ns, cycle.backward_ns) for cycle in found] == [
         (30 * MS, 105 * MS),
-        (370 * MS, 405 * MS),  # since the second finalisation of step 3
+        (370 * MS, 405 * MS),  # Step 3 has two finalisations.
         (630 * MS, 705 * MS),
     ]
 
 
 def test_schedule_times_count_from_the_end_of_the_previous_finalisation() -> None:
     found = read(rank_of(0), rank_of(1, late_ms=4))
-    # The first step is warm-up; a cycle begins at 80 of the previous step.
+    # Step 0 is warm-up, and a cycle begins at 80 ms of the step before.
     assert found.ready_s.shape == (STEPS - 1, 2, 2)
     assert found.ready_s[0] == pytest.approx(np.array([[0.070, 0.080], [0.070, 0.084]]))
     assert found.backward_begin_s[0] == pytest.approx([0.050, 0.050])
@@ -117,7 +113,7 @@ def test_schedule_times_count_from_the_end_of_the_previous_finalisation() -> Non
 
 def test_a_script_s_batch_size_is_the_mean_of_its_loaders_samples() -> None:
     ranks = [rank_of(0), rank_of(1)]
-    assert read(*ranks).batch.per_rank == 0  # not recorded
+    assert read(*ranks).batch.per_rank == 0
     for step in range(STEPS):
         for rank, samples in zip(ranks, (8, 6), strict=True):
             begin = 100 * MS * step + MS
@@ -134,7 +130,6 @@ def test_hosts_are_machines_and_network_namespaces() -> None:
     found = read(rank_of(0), rank_of(1, **other))
     assert found.link == "other_host"
     cores = rank_of(0).metadata["machine"]["usable_cpu_count"]
-    # Both namespaces share one machine's cores.
     assert (found.placement.ranks_per_host, found.placement.cores_per_host) == (1.0, cores / 2)
 
 
@@ -160,14 +155,13 @@ def test_steps_whose_device_waits_are_unknown_are_refused() -> None:
     with pytest.raises(CommprofError, match=r"time of its GPUs was not recorded \(no driver\)"):
         read(*ranks(flags=FLAG_DEVICE_ASYNC))
     with pytest.raises(CommprofError, match="measured steps have exactly one"):
-        read(*ranks())  # on the host, with an unused device
+        read(*ranks())
 
 
 def test_reading_a_schedule_from_a_trial_is_refused() -> None:
     trial = {"plan": "none,fp16", "first_step": 1, "begin_monotonic_ns": 150 * MS, "left_out": {}}
     with pytest.raises(CommprofError, match=r"a trial switched settings .* without --trial"):
         read(rank_of(0, trial=trial), rank_of(1, trial=trial))
-    # Later traces of the process name the trial, too, but hold none of its steps.
     earlier = {**trial, "begin_monotonic_ns": -150 * MS}
     assert read(rank_of(0, trial=earlier), rank_of(1, trial=earlier)).world_size == 2
 
@@ -206,7 +200,7 @@ def test_many_other_collectives_of_different_sizes_are_counted_quickly() -> None
         op = rank.collective(seq, seq * MS, seq * MS + 9, bytes=4 * seq)
         rank.wait(op, seq * MS, seq * MS + 9)
     trace = rank.trace()
-    begin = time.process_time()  # other processes use the machine too
+    begin = time.process_time()
     found = other_calls(trace, np.array([0]))
     assert time.process_time() - begin < 2
     assert [(call.size_bytes, call.per_step) for call in found[:2]] == [(0, 1.0), (4, 1.0)]
@@ -218,7 +212,6 @@ def test_parameters_are_read_from_ddp_s_log_only_if_it_fits_the_buckets() -> Non
     known = parameters_of(found)
     assert known == Parameters((1000.0, 600.0, 400.0), (0, 1, 1), sizes_known=True)
     assert not known.times_known
-    # Another model's log does not fit the buckets.
     alien = dataclasses.replace(found, ddp_log={**LOG, "parameter_bytes": [1, 2, 3]})
     assert not parameters_of(alien).sizes_known
 
@@ -242,22 +235,20 @@ def test_ready_times_are_interpolated_by_bytes() -> None:
     found = read(rank_of(0), rank_of(1))
     sizes, ready = rebucketed(found, parameters_of(found), cap_bytes=500)
     assert sizes.tolist() == [1000, 600, 400]
-    # The second recorded bucket filled from 70 to 80 ms.
     assert ready[0, 0] == pytest.approx([0.070, 0.076, 0.080])
     sizes, ready = rebucketed(found, parameters_of(found), cap_bytes=1e9)
     assert (sizes.tolist(), ready[0, 0].tolist()) == ([2000], [pytest.approx(0.080)])
 
 
 def test_the_processor_s_share_is_cpu_time_divided_by_compute_time() -> None:
-    # The builder gives all begins of finalisations the same CPU time. It is 5 ms less than that of
-    # the previous finalisation's end, so that the CPU time in between is negative.
+    # The builder records 5 ms less CPU time at a begin than at the end before, so the share is
+    # negative.
     found = read(rank_of(0), rank_of(1))
     assert found.placement.busy == pytest.approx(-0.005 / 0.085)
 
 
 @pytest.mark.parametrize(("second", "expected"), [("a", 6), ("b", 4)])
 def test_usable_cpus_are_counted_per_machine(second: str, expected: int) -> None:
-    """Two pinned ranks: on one machine they have six CPUs, on two at most four each."""
     ranks = [Rank(0, 2, boot_id="a"), Rank(1, 2, boot_id=second)]
     for rank, cpus in zip(ranks, (["0", "1"], ["2", "3", "4", "5"]), strict=True):
         rank.metadata["machine"]["usable_cpus"] = cpus

@@ -1,5 +1,3 @@
-"""Checks steps of FSDP2 in other settings against values computed by hand."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -57,7 +55,6 @@ def test_unrecorded_short_waits_are_placed_where_another_rank_had_them() -> None
     events = fsdp_steps().events
     assert events.index((WAIT, 1)) == events.index((ISSUE, 1)) + 1
     assert events[events.index((WAIT, 4)) + 1] == (WAIT, 3)
-    # Computing a block follows its wait: 17 and 62 ms, from 92 ms of the previous step.
     own = np.median(fsdp_steps().own_ns, axis=(0, 1)) / 1e6
     assert own[events.index((WAIT, 1))] == pytest.approx(4 + 2 + 10)
     assert own[events.index((WAIT, 3))] == pytest.approx(4 + 2 + 20 + 20)
@@ -95,19 +92,17 @@ def test_missing_times_of_events_are_filled_in_from_known_ones() -> None:
 def test_replay_of_the_recorded_sharded_setting_takes_the_recorded_time() -> None:
     found = replay().predict(Scenario(2))
     assert found.step_s.value == pytest.approx(0.096, abs=2e-9)
-    # Waits for the first all-gathers of forward and backward, and both reduce-scatters.
     assert found.transfer_s == pytest.approx(0.030, abs=1e-8)
     assert found.hidden_s == pytest.approx(0.010, abs=1e-8)
     assert found.compute_s == pytest.approx(0.066, abs=1e-8)
     assert found.perfect_overlap_s == pytest.approx(0.066, abs=1e-8)
     assert found.buckets == 6
-    # Half of 1 MB is sent in each all-gather, and all of it in gloo's reduce-scatter.
+    # An all-gather sends half of 1 MB, and gloo's reduce-scatter sends the whole 1 MB.
     assert found.sent_bytes == pytest.approx(4 * MB / 2 + 2 * MB)
 
 
 def test_more_ranks_send_more_bytes_and_update_fewer_parameters() -> None:
-    # Three halves of the bytes; the optimizer has half of the parameters.
-    # 2 + 7.5, 10 and 10, 7.5, 20 + 15, 20 + 15, 2.
+    # 4 ranks send 1.5 times the bytes, and each rank updates half as many parameters.
     assert step_ms(world_size=4) == pytest.approx(109, abs=1e-5)
 
 
@@ -119,8 +114,7 @@ def test_sharded_step_time_is_predicted_for_the_requested_number_of_ranks(ranks:
 
 
 def test_on_a_slow_link_prefetched_all_gathers_delay_other_collectives() -> None:
-    # 2 + 50; the second all-gather ends at 102, its block at 112; 162; the prefetched one uses the
-    # link until 212, so that the reduce-scatter issued at 182 ends at 312; 332 + 100; 4.
+    # On the slow link an all-gather takes 50 ms, and a reduce-scatter takes 100 ms.
     assert step_ms(bandwidth_bytes_per_s=RATE / 10) == pytest.approx(436, abs=1e-5)
 
 
@@ -131,12 +125,12 @@ def test_recorded_time_beyond_a_collective_s_fitted_cost_is_kept() -> None:
     transfer[:, :, 5] -= 4e6
     uneven = dataclasses.replace(steps, transfer_ns=transfer)
     held = ShardedReplay(uneven, profile(bytes_per_s=RATE, latency_s=0.0))
-    # The reduce-scatters take 13 and 6 ms instead of 10 each. With half of the bytes, 5 ms each by
-    # the fitted cost: the first takes 3 ms more, and the second three fifths.
+    # The reduce-scatters take 13 and 6 ms instead of 10 ms each. With half of the bytes the fitted
+    # cost is 5 ms, so the first takes 5 + 3 ms, and the second 5 x 0.6 ms.
     assert held.predict(Scenario(2)).step_s.value == pytest.approx(0.095, abs=1e-8)
     half = held.predict(Scenario(2, reduce_dtype="bf16"))
     assert half.step_s.value == pytest.approx(0.076 + 0.008 + 0.003, abs=1e-8)
-    # On 4 ranks they take 15 + 3 and 15 - 4 ms.
+    # On 4 ranks the reduce-scatters take 15 + 3 ms and 15 - 4 ms.
     assert held.predict(Scenario(4)).step_s.value == pytest.approx(0.108, abs=1e-8)
 
 
@@ -156,7 +150,7 @@ def test_without_resharding_backward_gathers_nothing_again() -> None:
 
 
 def test_wrapping_two_blocks_in_one_unit_joins_their_collectives() -> None:
-    # 2 + 10 for both blocks' parameters, 20; 10 again, 40; 20 for both blocks' gradients; 4.
+    # A unit of both blocks gathers for 10 ms in forward and in backward, and reduces for 20 ms.
     found = replay().predict(Scenario(2, wrap_blocks=2))
     assert found.step_s.value == pytest.approx(0.106, abs=1e-8)
     assert found.buckets == 3
@@ -165,13 +159,13 @@ def test_wrapping_two_blocks_in_one_unit_joins_their_collectives() -> None:
 
 
 def test_wrapped_units_are_prefetched_when_the_previous_unit_begins() -> None:
-    """A root of 2 MB, and five blocks of 1 MB, prefetched in backward."""
+    """The model has a root of 2 MB and five blocks of 1 MB, which backward prefetches."""
     whole = ShardedCall("all_gather", MB, "all", 4, False)
     again = dataclasses.replace(whole, in_backward=True)
     reduced = dataclasses.replace(again, op="reduce_scatter")
     calls = [dataclasses.replace(whole, size_bytes=2 * MB), *[whole] * 5]
     events = [(kind, n) for n in range(6) for kind in (ISSUE, WAIT)]
-    # all-gathers 6, 7, 9, 11, 13 and reduce-scatters 8, 10, 12, 14, 15; the root's is the last.
+    # Calls 6, 7, 9, 11 and 13 are all-gathers; calls 8, 10, 12 and 14 to 16 are reduce-scatters.
     calls += [
         again,
         *[again, reduced] * 4,
@@ -186,11 +180,9 @@ def test_wrapped_units_are_prefetched_when_the_previous_unit_begins() -> None:
     steps = dataclasses.replace(fsdp_steps(), calls=tuple(calls), events=tuple(events))
 
     found = wrapped(steps, 2)
-    # Units of forward: blocks 1 and 2, 3 and 4, 5; backward takes them in the opposite order.
     sizes = {number: call.size_bytes / MB for number, call in found.calls.items()}
     assert sizes == {1: 2, 3: 2, 5: 1, 6: 1, 7: 2, 11: 2, 8: 1, 12: 2, 15: 2}
     assert found.dropped == {2, 4, 9, 13, 10, 14}
-    # Call 11, which gathers blocks 2 and 1, is issued where call 9 was: as the unit before begins.
     assert found.issued_at == {11: events.index((ISSUE, 9))}
 
     late = [event for event in events if event != (ISSUE, 11)]
@@ -209,7 +201,6 @@ def test_wrapping_is_refused_if_blocks_cannot_be_recognised() -> None:
 
 
 def test_hsdp_copies_of_two_ranks_all_reduce_their_parts() -> None:
-    # As with 2 ranks, plus an exchange of half of the bytes after each reduce-scatter.
     found = replay().predict(Scenario(4, shard_ranks=2))
     assert found.step_s.value == pytest.approx(0.106, abs=1e-8)
     assert found.buckets == 8
@@ -217,13 +208,12 @@ def test_hsdp_copies_of_two_ranks_all_reduce_their_parts() -> None:
 
 def test_hsdp_copies_all_reduce_joined_blocks_once() -> None:
     found = replay().predict(Scenario(4, shard_ranks=2, wrap_blocks=2))
-    # As two blocks in one unit, plus an exchange of half of the bytes of both blocks' gradients.
     assert found.step_s.value == pytest.approx(0.116, abs=1e-8)
     assert found.buckets == 4
 
 
 def test_a_mesh_of_one_copy_exchanges_nothing_between_copies() -> None:
-    """With one copy FSDP2 all-reduces each block's gradients in a group of one rank."""
+    """With one copy, FSDP2 all-reduces gradients in a group of one rank."""
     ranks = fsdp_ranks()
     for rank in ranks:
         rank.groups[2] = (f"copies of part {rank.rank}", 1)
@@ -263,7 +253,7 @@ def test_no_caveat_on_step_sizes_if_those_of_the_operation_were_measured() -> No
     calls = [dataclasses.replace(call, op="broadcast") for call in fsdp_steps().calls]
     steps = dataclasses.replace(fsdp_steps(), calls=tuple(calls))
     links = profile(bytes_per_s=RATE, latency_s=0.0, step_bytes=(0.9 * MB, 1.1 * MB))
-    # Broadcasts have the cost of all-reduces; one of their steps sends all of the 1 MB.
+    # A broadcast costs as much as an all-reduce, but each of its steps sends the whole 1 MB.
     found = ShardedReplay(steps, links).predict(Scenario(4))
     assert not any("messages of" in reason for reason in found.outside)
 
@@ -275,7 +265,7 @@ def test_a_late_rank_adds_waiting_to_the_sharded_step() -> None:
     late = dataclasses.replace(steps, own_ns=own)
     found = ShardedReplay(late, profile()).predict(Scenario(2))
     assert found.step_s.value == pytest.approx(0.126, abs=1e-8)
-    assert found.wait_s == pytest.approx(0.015, abs=1e-8)  # of one of two ranks
+    assert found.wait_s == pytest.approx(0.015, abs=1e-8)
     assert found.transfer_s == pytest.approx(0.030, abs=1e-8)
 
 
@@ -378,7 +368,6 @@ def test_the_prediction_table_of_a_sharded_run_shows_sharding_settings() -> None
     found = answer(replay(), [asked], [], others, None, math.nan)
     text = table.render(found, "RUN, 2 ranks", "by hand", [], 100)
     cells = next(line.split() for line in text.splitlines() if line.split()[:2] == ["4", "as"])
-    # Columns: ranks, link, latency, sharding, types, collectives, step.
     assert cells == [
         "4",
         *["as", "run"] * 2,
@@ -404,7 +393,6 @@ def test_the_prediction_table_of_a_sharded_run_shows_sharding_settings() -> None
 
 def test_costs_of_collectives_are_fitted_to_the_sharded_run_s_own_calls() -> None:
     steps = fsdp_steps()
-    # A step of 0.5 MB takes 5 ms in both operations; sizes of 1 MB are twice as large.
     curves = fit_sharded([steps])
     assert curves["all_gather"].time_s(MB, 2) == pytest.approx(0.005)
     assert curves["reduce_scatter"].time_s(MB, 2) == pytest.approx(0.010)
@@ -416,7 +404,6 @@ def test_costs_of_collectives_are_fitted_to_the_sharded_run_s_own_calls() -> Non
         transfer_ns=1e6 * np.array([17.0] * 4 + [34.0] * 2) * np.ones((6, 2, 1)),
     )
     both = fit_sharded([steps, slower])
-    # 1 ms and 8 ms per MB of a step: 5 at 0.5 MB, 17 at 2 MB.
     (piece,) = both["all_gather"].pieces
     assert (piece.alpha_s, piece.beta_s_per_byte) == pytest.approx((0.001, 8e-9))
 

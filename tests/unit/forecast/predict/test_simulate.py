@@ -1,5 +1,3 @@
-"""Checks simulated exchanges against schedules computed by hand."""
-
 from __future__ import annotations
 
 import pytest
@@ -7,7 +5,7 @@ import pytest
 from benchmarks.judging.simulate import Bucket, Link, ring_segments, simulate
 
 MB = 1e6
-#: 1 MB takes 10 ms.
+#: 1 MB takes 10 ms over this link.
 LINK = Link(bytes_per_s=100 * MB)
 
 
@@ -29,29 +27,24 @@ def test_one_bucket_takes_the_sent_bytes_divided_by_the_bandwidth(ranks: int, se
 
 
 def test_transfers_during_backward_are_not_exposed() -> None:
-    # 20 ms from 5 on; backward ends at 15, then at 40.
     assert simulate([Bucket(0.005, 2 * MB)], 0.015, 2, LINK).exposed_s == pytest.approx(0.010)
     assert simulate([Bucket(0.005, 2 * MB)], 0.040, 2, LINK).exposed_s == 0.0
 
 
 def test_a_bucket_waits_for_the_link() -> None:
-    # 20 ms from 0 and 10 ms from 10 on: 30 in all, on a link that is never idle.
     step = simulate([Bucket(0.0, 2 * MB), Bucket(0.010, 1 * MB)], 0.010, 2, LINK)
     assert max(step.end_s) == pytest.approx(0.030)
     assert step.exposed_s == pytest.approx(0.020)
 
 
 def test_two_equal_buckets_share_the_link() -> None:
-    # Each sends four segments of 5 ms in pairs: the last pair of the first bucket passes at 30,
-    # when the second bucket has two segments left.
+    # Each bucket sends two pairs of segments, and each pair takes 10 ms. The buckets take turns.
     step = simulate([Bucket(0.0, 2 * MB), Bucket(0.0, 2 * MB)], 0.0, 2, LINK)
     assert step.end_s == pytest.approx((0.030, 0.040))
 
 
 def test_buckets_share_the_link_segment_by_segment() -> None:
-    # The small bucket sends two pairs of segments of 1 ms, the large one two pairs of 10 ms. The
-    # small bucket's second pair is queued when its first pair has passed: behind the large bucket's
-    # first pair.
+    # The buckets take turns: a pair takes 2 ms in the small bucket, and 20 ms in the large bucket.
     step = simulate([Bucket(0.0, 0.4 * MB), Bucket(0.0, 4 * MB)], 0.0, 2, LINK)
     assert step.end_s == pytest.approx((0.024, 0.044))
 
@@ -59,7 +52,6 @@ def test_buckets_share_the_link_segment_by_segment() -> None:
 def test_a_third_bucket_waits_for_a_thread() -> None:
     buckets = [Bucket(0.0, 2 * MB), Bucket(0.0, 2 * MB), Bucket(0.0, 2 * MB)]
     step = simulate(buckets, 0.0, 2, LINK)
-    # The first is done at 30; from then on the third shares the link, and all are done at 60.
     assert step.begin_s == pytest.approx((0.0, 0.0, 0.030))
     assert step.end_s[0] == pytest.approx(0.030)
     assert max(step.end_s) == pytest.approx(0.060)
@@ -75,7 +67,7 @@ def test_one_thread_sends_one_bucket_after_the_other() -> None:
 def test_an_idle_link_passes_a_burst_at_once() -> None:
     link = Link(100 * MB, burst_bytes=0.5 * MB)
     assert simulate([Bucket(0.0, 2 * MB)], 0.0, 2, link).exposed_s == pytest.approx(0.015)
-    # From 15 to 17 the link saves up 2 ms, which is 0.2 MB of the second bucket's 1 MB.
+    # The link is idle from 15 ms to 17 ms, and saves up 0.2 MB of the second bucket.
     step = simulate([Bucket(0.0, 2 * MB), Bucket(0.017, 1 * MB)], 0.017, 2, link)
     assert step.exposed_s == pytest.approx(0.008)
 

@@ -1,5 +1,3 @@
-"""The compressors' kernels as called from Python, compared with torch's own operations."""
-
 from __future__ import annotations
 
 import re
@@ -17,7 +15,6 @@ SIZES = (0, 1, 65, 4097, 70_001)
 
 
 def values(n: int, seed: int = 0) -> torch.Tensor:
-    """Returns normally distributed values of scales from 1e-5 to 1e-2, similar to gradients."""
     generator = torch.Generator().manual_seed(seed)
     scale = 10.0 ** (torch.rand(n, generator=generator) * 3 - 5)
     return torch.randn(n, generator=generator) * scale

@@ -1,5 +1,3 @@
-"""Compressors before they are attached: options, text form, states."""
-
 from __future__ import annotations
 
 import re
@@ -103,8 +101,6 @@ def test_compressor_calls_that_need_a_model_are_refused_without_one() -> None:
 
 
 class Engine:
-    """Stand-in for an engine that notes its calls."""
-
     step = 0
 
     def __init__(self) -> None:
@@ -125,8 +121,6 @@ class Engine:
 
 
 class Model:
-    """Stand-in for ``Running`` with one parameter "a" of three values."""
-
     def __init__(self, world_size: int = 1, rank: int = 0, hosts: int = 0) -> None:
         self.names, self.sizes = ["a"], [3]
         self.world_size, self.rank = world_size, rank
@@ -153,7 +147,7 @@ def test_a_followed_grad_scaler_still_works_after_the_compressor_is_unbound() ->
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     first, second = compressors.topk(), compressors.topk()
     engine = bound(first, Model())
-    for _ in range(2):  # the second call adds nothing
+    for _ in range(2):
         first.follow_scaler(scaler)
     skip_a_step(scaler)
     assert engine.told == ["skipped", 0.5]
@@ -204,13 +198,13 @@ def test_merged_residuals_are_means_over_the_ranks() -> None:
     parameters = merged["parameters"]
     assert parameters["a"]["residual"].tolist() == [1.5] * 3
     assert parameters["a"]["q"].tolist() == [1.0, 1.0]
-    assert parameters["b"]["residual"].tolist() == [0.25]  # the other ranks have zeros
+    assert parameters["b"]["residual"].tolist() == [0.25]  # the other three ranks count as zeros
     assert (merged["step"], merged["world_size"], merged["rank"]) == (5, -1, -1)
 
 
 def test_states_on_different_devices_are_merged_on_that_of_the_first_rank() -> None:
     found: Any = states()
-    found[0]["parameters"]["a"]["residual"] = torch.zeros(3, device="meta")  # stands for a GPU
+    found[0]["parameters"]["a"]["residual"] = torch.zeros(3, device="meta")  # meta stands for a GPU
     merged = compressors.merge_states(found)
     assert merged["parameters"]["a"]["residual"].device.type == "meta"
     assert merged["parameters"]["b"]["residual"].tolist() == [0.5]
@@ -219,7 +213,6 @@ def test_states_on_different_devices_are_merged_on_that_of_the_first_rank() -> N
 def states_on_hosts(
     residuals: dict[int, float], *, world_size: int, hosts: int
 ) -> list[dict[str, Any]]:
-    """Returns the states of a job with hierarchical=1, with residuals for the given ranks."""
     found = []
     for rank in range(world_size):
         compressor = compressors.parse("int4:hierarchical=1")
@@ -238,7 +231,7 @@ def loaded_on_hosts(state: dict[str, Any], *, rank: int, world_size: int, hosts:
 
 
 def test_merged_residuals_are_means_over_the_hosts_and_kept_once_on_each() -> None:
-    # Rank 1 has an old residual too, without gradients since DDP's buckets changed.
+    # Rank 1 still has a residual from before DDP changed its buckets.
     old = states_on_hosts({0: 1.0, 1: 0.5, 4: 2.0}, world_size=8, hosts=2)
     merged = compressors.merge_states(old)
     assert merged["parameters"]["a"]["residual"].tolist() == [1.75] * 3
@@ -257,7 +250,7 @@ def test_a_rank_s_residual_can_be_loaded_with_another_number_of_hosts() -> None:
 
 
 def test_the_state_of_a_job_on_several_hosts_is_left_out_on_a_single_host() -> None:
-    """There the engine sums in fp32, keeps no factors, and would never send a residual."""
+    """On a single host the engine sums in fp32 and would never send a residual."""
     state = compressors.merge_states(states_on_hosts({0: 1.0}, world_size=4, hosts=2))
     compressor, model = compressors.parse("int4:hierarchical=1"), Model(world_size=2)
     model.compresses = False

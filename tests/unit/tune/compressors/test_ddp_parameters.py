@@ -1,5 +1,3 @@
-"""Which parameters DDP reduces, and which it keeps equal: compared with DDP's own reducer."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -44,7 +42,6 @@ def model(ignored: list[str], **options: Any) -> DistributedDataParallel:
 
 
 def in_buckets(ddp: DistributedDataParallel) -> set[int]:
-    """The parameters that DDP's reducer has."""
     buckets = ddp.reducer._get_zeros_like_grad_buckets()
     return {id(parameter) for bucket in buckets for parameter in bucket.parameters()}
 
@@ -57,7 +54,7 @@ def in_buckets(ddp: DistributedDataParallel) -> set[int]:
         # DDP reduces a shared weight if only one of its names is ignored.
         (["table.weight"], ["scale", "table.weight", "rows.weight", "mlp.weight", "mlp.bias"]),
         (["table.weight", "tied.weight"], ["scale", "rows.weight", "mlp.weight", "mlp.bias"]),
-        # DDP reduces a parameter of the outermost module although it is ignored.
+        # DDP reduces parameters of the outermost module even if they are ignored.
         (["scale", "rows.weight"], ["scale", "table.weight", "mlp.weight", "mlp.bias"]),
     ],
 )
@@ -84,10 +81,10 @@ def test_the_digest_leaves_out_what_ddp_does_not_keep_equal() -> None:
     other.load_state_dict(ddp.state_dict())
     with torch.no_grad():
         other.module.mlp.weight.add_(1)
-        other.module.table.weight.add_(1)  # the same as tied.weight
+        other.module.table.weight.add_(1)
     assert parameters_digest([ddp]) == parameters_digest([other])
     with torch.no_grad():
-        other.module.frozen.weight.add_(1)  # broadcast by DDP
+        other.module.frozen.weight.add_(1)  # DDP broadcasts frozen parameters
     assert parameters_digest([ddp]) != parameters_digest([other])
 
 
@@ -97,7 +94,7 @@ def test_out_of_sync_compares_what_ddp_keeps_equal() -> None:
     hashes = [gradients._hash_of(gradients._numbered(one)) for one in (ddp, norm)]
     with torch.no_grad():
         ddp.module.mlp.weight.add_(1)
-    norm(torch.rand(4, 2))  # changes buffers
+    norm(torch.rand(4, 2))
     assert [gradients._hash_of(gradients._numbered(one)) for one in (ddp, norm)] == hashes
     with torch.no_grad():
         ddp.module.mlp.bias.add_(1)
@@ -120,5 +117,5 @@ def test_parameters_without_values_are_not_compared() -> None:
     net.mlp.weight = nn.Parameter(torch.empty(2, 4, device="meta"))
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["mlp.weight"])
     ddp = DistributedDataParallel(net)
-    ddp.parameters_to_ignore = set()  # as if the parameter had moved to the meta device later
+    ddp.parameters_to_ignore = set()
     assert len(parameters_digest([ddp])) == 32

@@ -1,5 +1,3 @@
-"""Compressors as torch operations, on CPU tensors and without other ranks."""
-
 from __future__ import annotations
 
 import math
@@ -21,8 +19,6 @@ ROOT = Path(__file__).parents[4]
 
 
 class Bucket:
-    """The only bucket of a model."""
-
     def __init__(self, values: list[float]) -> None:
         self._buffer = torch.tensor(values)
 
@@ -40,15 +36,11 @@ class Bucket:
 
 
 class Group:
-    """A group of two ranks."""
-
     def size(self) -> int:
         return 2
 
 
 class Work:
-    """A collective that has been issued."""
-
     def __init__(self, future: Future[Any]) -> None:
         self._future = future
 
@@ -57,9 +49,9 @@ class Work:
 
 
 class Gathered(Future[Any]):
-    """The future of an all-gather, complete before its data has arrived, as on a GPU.
+    """On a GPU, the future of an all-gather completes before the data has arrived.
 
-    The data arrives when the future is waited for; the other rank sends the same as this one.
+    Here the data arrives when ``wait`` is called; the other rank sends the same as this one.
     """
 
     def __init__(self, out: list[torch.Tensor], part: torch.Tensor) -> None:
@@ -108,7 +100,6 @@ def test_a_failed_all_gather_raises_before_the_other_all_gathers_complete(
 
 
 def fp16(values: list[float]) -> tuple[list[float], float]:
-    """Returns what the other ranks decode, and the scale."""
     payload = encode_fp16(torch.tensor(values))
     total = torch.zeros(len(values))
     add_fp16(payload, total)
@@ -164,7 +155,6 @@ def test_options_that_torch_operations_support_are_accepted(text: str) -> None:
 
 
 def test_loaded_residuals_are_copied_to_the_devices_of_their_parameters() -> None:
-    """A state that a GPU saved is often loaded to the CPU first."""
     parameters = [torch.zeros(3, device="meta"), torch.zeros(2)]  # "meta" stands for a GPU
     engine = TorchOps(Group(), parameters, compressors.parse("int8:feedback=1"))
     given = torch.ones(2)

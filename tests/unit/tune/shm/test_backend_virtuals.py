@@ -1,5 +1,3 @@
-"""Handling of each virtual function of c10d's Backend, Work and ProcessGroup by commprof."""
-
 from __future__ import annotations
 
 import re
@@ -12,7 +10,7 @@ _CSRC = Path(__file__).parents[4] / "csrc"
 _OWN = _CSRC / "tune/torch/shm"
 _CAPTURE = _CSRC / "torch/capture"
 
-#: Functions not passed on to gloo, and why. A function neither here nor in our headers is new.
+#: The backend does not pass these functions on to gloo; the values say why.
 LEFT = {
     "supportsSplitting": "a split would be gloo alone: false, and new_group() makes a commprof one",
     "split": "see supportsSplitting",
@@ -22,7 +20,6 @@ LEFT = {
     "suspend": "gloo cannot: c10d's error; not in torch 2.10",
     "resume": "gloo cannot: c10d's error; not in torch 2.10",
     "getMemoryStats": "gloo cannot: c10d's error; not in torch 2.10",
-    # These exist from torch 2.15 on.
     **dict.fromkeys(
         (
             *("all_gather_single", "all_gather_single_coalesced", "all_to_all_single"),
@@ -49,18 +46,15 @@ LEFT = {
     "setBoundDeviceId": "see getBoundDeviceId",
     "clone": "of Options",
 }
-#: Functions that gloo implements and our backend does not pass on.
 LEFT_OF_GLOO = {
     *("supportsSplitting", "split", "merge"),
     *("supportsReconfigure", "get_reconfigure_handle", "reconfigure", "clone"),
 }
-#: Functions of a ProcessGroup that issue no collective.
 LEFT_OF_GROUP = {
     *("getRank", "getSize", "getBackendName", "getSequenceNumberForGroup"),
     *("getGroupName", "setGroupName", "getGroupDesc", "setGroupDesc"),
     *("setSequenceNumberForGroup", "setTimeout", "addEphemeralTimeout", "shutdown", "abort"),
-    *("startCoalescing", "endCoalescing"),  # commprof/capture/patches/coalescing.py
-    # The objects that these make have their own functions; those of a window are one-sided.
+    *("startCoalescing", "endCoalescing"),  # commprof/capture/patches/waits.py reports these
     *("splitGroup", "mergeRemoteGroup", "new_window", "reconfigure"),
     *("supportsReconfigure", "get_reconfigure_handle", "supportsWindow"),
     *("supportsAbortHooks", "registerAbortHook", "unregisterAbortHook"),
@@ -94,7 +88,6 @@ def test_timed_work_forwards_every_virtual_of_work() -> None:
 
 
 def test_every_collective_of_a_process_group_is_recorded() -> None:
-    """Other functions of a group call one that is recorded, or are left out for a reason."""
     text = _text(_HEADERS / "ProcessGroup.hpp")
     bodies = {
         match[1]: part

@@ -1,5 +1,3 @@
-"""Checks that each kind of state which a step changes is kept before a block, and put back."""
-
 from __future__ import annotations
 
 import random
@@ -15,8 +13,6 @@ from commprof.tune.trials.live.state import Snapshot, Trainables
 
 
 class Counter:
-    """An object of the user's own that has a state."""
-
     def __init__(self) -> None:
         self.count = 0
 
@@ -28,8 +24,6 @@ class Counter:
 
 
 class Training:
-    """Training in which one step changes all that a snapshot covers."""
-
     def __init__(self, optimizer: Callable[..., torch.optim.Optimizer]) -> None:
         torch.manual_seed(3)
         self.model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
@@ -42,7 +36,6 @@ class Training:
         self.counter = Counter()
 
     def step(self) -> None:
-        """Runs one step, and leaves gradients behind."""
         self.optimizer.zero_grad(set_to_none=False)
         loss = self.model(torch.randn(6, 4) + np.random.normal() + random.random()).sum()
         self.scaler.scale(loss).backward()
@@ -53,7 +46,6 @@ class Training:
         self.counter.count += 1
 
     def everything(self) -> dict[str, Any]:
-        """Returns the state by kind, as bytes or as text."""
         gradients = [p.grad for p in self.model.parameters()]
         return {
             "model": _bytes(self.model.state_dict()),
@@ -98,7 +90,6 @@ def test_every_kind_of_training_state_is_restored(
     for _ in range(2):
         training.step()
     after = training.everything()
-    # A kind is tested only if the steps changed it.
     assert [kind for kind in before if before[kind] == after[kind]] == []
     snapshot.restore()
     assert training.everything() == before

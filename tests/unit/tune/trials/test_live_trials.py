@@ -1,5 +1,3 @@
-"""Checks a trial in one process: what it sets in a model, when, and what it leaves."""
-
 from __future__ import annotations
 
 import json
@@ -23,7 +21,7 @@ from commprof.tune.trials.live.controller import Trial
 from commprof.tune.trials.live.switches import Bucketings, ReplicatedModel, obstacle
 from commprof.tune.trials.plan import SETTLE_STEPS, parse_trial
 
-#: Of the job's default group; a group that is made later has another one unless it is given.
+#: torch gives groups that are made later another time-out by default.
 TIME_OUT = timedelta(minutes=7)
 
 
@@ -36,10 +34,8 @@ def one_rank() -> Iterator[None]:
 
 
 class Steps:
-    """Stand-in for a capture that reports the end of each step to the trial."""
-
     mode = "full"
-    of_whole_job = True  # as in a script under `commprof run`
+    of_whole_job = True
     trace_path: Path | None = None
 
     def __init__(self) -> None:
@@ -80,7 +76,6 @@ def test_each_block_uses_its_candidate_and_the_model_is_restored_at_the_end() ->
         if number >= SETTLE_STEPS:
             label = attachment.compressor.label if attachment.compressor else ""
             seen.append((label, ddp.reducer is reducer))
-        # As an optimizer would; the updates of noop and fp16 must not stay.
         with torch.no_grad():
             for parameter in ddp.parameters():
                 parameter.add_(1.0)
@@ -94,7 +89,7 @@ def test_each_block_uses_its_candidate_and_the_model_is_restored_at_the_end() ->
     assert trial.done
     assert ddp.reducer is reducer
     assert attachment.compressor is None
-    kept = SETTLE_STEPS + 3 * 3 * 3  # none, none again, bucket-cap
+    kept = SETTLE_STEPS + 3 * 3 * 3  # 3 rounds of 3 steps for none, none again and bucket-cap
     assert all((parameter == kept).all() for parameter in ddp.parameters())
 
 
@@ -113,7 +108,7 @@ def test_a_trial_s_bucket_cap_gives_the_buckets_of_ddp_with_that_cap() -> None:
         for _ in range(3):
             train(ddp)
         buckets.append(sizes)
-    # First one bucket; then two layers of 1,024 bytes each, which reach the cap of 1,048.
+    # A layer has 256 elements or 1,024 bytes, so two layers exceed the cap of 1,048 bytes.
     assert buckets[0] == buckets[1] == [1024] + [512] * 4
 
 
@@ -122,7 +117,7 @@ def test_first_bucket_changes_only_the_cap_of_the_first_bucket() -> None:
     attachment = attach(ddp)
     train(ddp)
     why = ReplicatedModel(attachment).impossible(candidate)
-    if not hasattr(ddp, "_bucket_config"):  # before torch 2.12
+    if not hasattr(ddp, "_bucket_config"):  # torch has this attribute from version 2.12 on
         assert why == "this version of torch cannot change the cap of the first bucket"
         return
     assert why == ""
@@ -199,7 +194,7 @@ def test_models_with_unused_parameters_or_static_graph_cannot_change_buckets(
 
 def test_buckets_cannot_change_if_the_script_finalizes_backward_passes() -> None:
     ddp = model()
-    ddp.require_manual_backward_finalization = True  # of torch 2.15
+    ddp.require_manual_backward_finalization = True  # torch 2.15 has this attribute
     assert "require_manual_backward_finalization" in obstacle(ddp)
 
 
@@ -270,7 +265,7 @@ def test_a_compressor_option_that_needs_the_native_module_is_refused_without_it(
     monkeypatch.setattr(switches, "compresses_natively", lambda _: False)
     replicated = ReplicatedModel(attach(model()))
     assert replicated.impossible(parse_candidate("int8")) == ""
-    replicated.enter(parse_candidate("int8"), 8)  # whose error is not measured
+    replicated.enter(parse_candidate("int8"), 8)
     assert replicated.attachment.compressor is not None
     assert replicated.attachment.compressor.label == "int8"
     replicated.leave()
@@ -339,7 +334,6 @@ def test_a_trial_with_always_on_capture_is_refused() -> None:
 
 @pytest.fixture
 def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Returns what the trial puts into the trace."""
     found: dict[str, Any] = {}
     monkeypatch.setattr(recorder(), "add_metadata", lambda text: found.update(json.loads(text)))
     return found
@@ -354,7 +348,7 @@ def test_a_script_s_trial_with_noop_is_refused_while_the_launcher_compares_model
     with pytest.raises(UsageError, match="give headroom=0 in the trial"):
         live.trial(ddp := model(), "fp16")
     assert capture.listeners == [live.trial(ddp, "fp16,headroom=0")]
-    capture.of_whole_job = False  # the script's own capture compares nothing
+    capture.of_whole_job = False
     assert not live.trial(model(), "fp16").done
 
 
@@ -403,7 +397,7 @@ def test_a_trial_cut_short_by_the_end_of_the_script_reports_its_complete_rounds(
 def test_a_trial_ends_when_the_script_destroys_the_process_group(
     capsys: pytest.CaptureFixture[str], noted: dict[str, Any]
 ) -> None:
-    """A trial's blocks begin with collectives over that group."""
+    """The blocks of a trial begin with collectives in the model's process group."""
     ddp, steps = model(), Steps()
     trial = Trial(parse_trial("fp16,rounds=3,block=1"), steps)  # type: ignore[arg-type]
     trial.add(attach(ddp))
@@ -420,8 +414,6 @@ def test_a_trial_ends_when_the_script_destroys_the_process_group(
 
 
 class Unkept:
-    """An object of the user's own whose state cannot be copied."""
-
     def state_dict(self) -> dict[str, int]:
         raise RuntimeError("this state is on other ranks")
 

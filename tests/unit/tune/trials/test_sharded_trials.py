@@ -1,8 +1,3 @@
-"""Checks a trial of FSDP2's settings in one process: what it sets, when, and what it leaves.
-
-Also checks ``--fsdp``, which applies these settings permanently.
-"""
-
 from __future__ import annotations
 
 from typing import Any
@@ -31,9 +26,8 @@ from tests.unit.tune.trials.test_live_trials import TIME_OUT, Steps, model, one_
 __all__ = ["one_rank"]
 
 BLOCKS = 3
-#: Default data type of sent gradients where parameters are gathered in bf16.
+#: If FSDP2 gathers parameters in bf16, this is the default type of sent gradients.
 REDUCED_UNLESS_SAID = "fp32" if torch.__version__ >= (2, 15) else "bf16"
-#: Bytes of a block's parameters: 16 x 16 weights and 16 biases.
 BLOCK_BYTES = 4 * (16 * 16 + 16)
 
 
@@ -51,12 +45,10 @@ def step(root: Any) -> None:
 
 
 def whole_parameters(group: Any) -> list[torch.Tensor]:
-    """Returns the gathered parameters; since torch 2.15 their gradients can have another type."""
     return [one._unsharded_param for one in group.fsdp_params if hasattr(one, "_unsharded_param")]
 
 
 def settings(root: Any) -> dict[str, Any]:
-    """Returns all that a candidate may set, of every sharded module."""
     found: dict[str, Any] = {}
     for name, module in root.named_modules():
         if not hasattr(module, "_get_fsdp_state"):
@@ -82,7 +74,6 @@ PLAN = "reshard-after-forward=false,prefetch=2,reduce-dtype=bf16,rounds=3,block=
 
 
 def seen(root: Any) -> str:
-    """Returns the label of the active candidate, derived from the first block's settings."""
     found = settings(root)["0"]
     if isinstance(found["exchange"][0], _OwnGather):
         return "noop"
@@ -116,7 +107,7 @@ def test_each_block_uses_its_fsdp_setting_and_settings_are_restored_at_the_end()
 
 
 def test_prefetching_follows_the_order_of_gathering() -> None:
-    """Both passes gather the root first, then the blocks; backward takes these in reverse."""
+    """Both passes gather the root first. Backward gathers the blocks in reverse order."""
     root, order = sharded(), GatherOrder()
     setting = ShardedModel(root, order)
     order.watch()
@@ -169,12 +160,12 @@ def test_an_exception_in_a_step_restores_the_model_s_settings_and_weights() -> N
         step(root)
         steps.step()
     with torch.no_grad():
-        root[0].weight.to_local().add_(1.0)  # as an optimizer with noop's gradients
+        root[0].weight.to_local().add_(1.0)
     with pytest.raises(RuntimeError):
         root(torch.ones(2, 15))
     trial.capture_ends()
-    # Torch asks scripts that continue after an error to call this. With older versions they can
-    # only reshard.
+    # torch asks scripts that continue after an error to call ``reset_iter_state``.
+    # With older versions of torch, scripts can only reshard.
     if hasattr(root, "reset_iter_state"):
         root.reset_iter_state()
     else:
@@ -188,7 +179,7 @@ def test_an_exception_in_a_step_restores_the_model_s_settings_and_weights() -> N
     ("label", "options", "why"),
     [
         ("reshard-after-forward=false", {}, ""),
-        ("reshard-after-forward=true", {}, ""),  # the root is not resharded
+        ("reshard-after-forward=true", {}, ""),  # by default the root is not resharded
         (
             "reshard-after-forward=false",
             {"reshard_after_forward": False},
@@ -252,7 +243,7 @@ def test_a_trial_finds_sharded_models_of_unchanged_scripts(
     steps, plan = Steps(), parse_trial("reshard-after-forward=false,rounds=3,block=1")
     trial = Trial(plan, steps)  # type: ignore[arg-type]
     trial.find_sharded()
-    left_over = sharded()  # such as a model of an earlier stage
+    left_over = sharded()
     step(left_over)
     before = settings(left_over)
     steps.step()

@@ -1,5 +1,3 @@
-"""Checks the figures of blocks and the result of a trial, on traces built by hand."""
-
 from __future__ import annotations
 
 import csv
@@ -22,7 +20,7 @@ from tests.support.builders.traces import MS, Rank, world_run
 
 PLAN = parse_trial("int8,rounds=3,block=3,warmup=2")
 FIRST = 4
-#: Step in ms by label; what is above 40 ms is waiting for communication.
+#: Of each step, 40 ms are work and the rest is waiting for communication.
 STEP_MS = {"none": 60, "none again": 60, "noop": 40, "int8": 50}
 MB = 1_000_000
 
@@ -30,10 +28,6 @@ MB = 1_000_000
 def rank(
     number: int, slower_ms: float | Sequence[float] = 0.0, rounds: int = 3, **trial: object
 ) -> Rank:
-    """A rank that followed the plan: measured steps as in ``STEP_MS``, warm-up steps 30 ms longer.
-
-    Its loss is 100, and 98 with int8.
-    """
     made = Rank(number, 2)
     at, losses = 0, []
     for _ in range(FIRST):
@@ -82,7 +76,7 @@ def test_a_block_is_the_median_of_its_measured_steps_on_the_slowest_rank() -> No
 
 def test_uncompressed_bytes_are_those_of_a_ring_of_the_model_s_group() -> None:
     made = [rank(0), rank(1)]
-    for each in made:  # two of four ranks
+    for each in made:
         each.metadata["world_size"] = 4
         each.groups[0] = ("replicas", 2)
     found = figures([each.trace() for each in made], PLAN.schedule(), FIRST)
@@ -90,7 +84,6 @@ def test_uncompressed_bytes_are_those_of_a_ring_of_the_model_s_group() -> None:
 
 
 def test_the_slowest_rank_is_chosen_over_all_rounds_together() -> None:
-    """Otherwise noise that affects the ranks in turn would lengthen every round."""
     traces = [rank(0, slower_ms=(0, 8, 3)).trace(), rank(1, slower_ms=(6, 1, 2)).trace()]
     found = figures(traces, PLAN.schedule(), FIRST)
     assert found.step_ns[0] == pytest.approx([60 * MS, 68 * MS, 63 * MS])

@@ -1,5 +1,3 @@
-"""Checks the losses that a trial notes from the script's backward passes."""
-
 from __future__ import annotations
 
 import torch
@@ -15,7 +13,7 @@ def test_losses_are_summed_over_a_step_s_backward_passes() -> None:
     weight[0].backward()
     losses.end_step()
     losses.end_step()
-    (weight * 2).backward(torch.ones(2))  # this loss is no single number
+    (weight * 2).backward(torch.ones(2))
     losses.end_step()
     (weight.sum() * float("nan")).backward()
     losses.end_step()
@@ -40,7 +38,6 @@ def test_no_losses_are_kept_after_the_trial_if_a_library_wrapped_backward_meanwh
 
 
 def test_losses_are_those_before_the_gradient_scaler() -> None:
-    """Blocks that are undone get the scale of their begin back; others may change the scale."""
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     losses = Losses()
     losses.start([scaler])

@@ -1,5 +1,3 @@
-"""Checks how a trial's text is parsed, and the schedule of its blocks."""
-
 from __future__ import annotations
 
 import re
@@ -171,7 +169,7 @@ def test_the_order_of_candidates_is_shuffled_and_reproducible_from_the_seed() ->
     }
     assert orders[0] != orders[1]
     assert len({tuple(orders[0][i : i + 4]) for i in range(0, 32, 4)}) > 3
-    # A fixed order: another process, or another Python, must draw the same.
+    # Another process or version of Python must draw the same order.
     assert orders[0][:8] == ORDER_OF_SEED_0
 
 

@@ -1,5 +1,3 @@
-"""Checks a trial as text, on one screen, as JSON, and on its page."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -171,7 +169,7 @@ def test_the_trial_s_section_comes_first_and_sections_of_means_are_left_out() ->
     found = {section.id: section for section in sections(REPORT, PAGE, TrialReport(sample()))}
     assert next(iter(found)) == "trial"
     assert not {"verdict", "step", "scaling", "collectives", "waiting"} & found.keys()
-    assert "steps" not in found  # quartiles over all candidates describe none of them
+    assert "steps" not in found
     assert "timeline" in found
     assert found["trial"].lead == sample().verdict.sentences[0]
 
@@ -179,7 +177,7 @@ def test_the_trial_s_section_comes_first_and_sections_of_means_are_left_out() ->
 def test_a_trial_that_ended_before_its_first_step_has_no_picture_without_figures() -> None:
     ended = FullReport(run_result(), (), None, None)
     assert [section.id for section in sections(ended, PAGE, TrialReport(sample()))] == ["trial"]
-    assert "-picture" in page.render(ended, TrialReport(sample()))  # the trial's own picture
+    assert "-picture" in page.render(ended, TrialReport(sample()))
 
 
 def test_html_and_markdown_have_the_trial_s_tables_and_the_command_to_apply_it() -> None:
@@ -192,7 +190,7 @@ def test_html_and_markdown_have_the_trial_s_tables_and_the_command_to_apply_it()
         assert "pays below" in text
         assert "Each technique alone and combined" in text
         assert "was left out: its graph is static" in text
-        assert text.count("does not apply") == 2  # in the table, and in a note
+        assert text.count("does not apply") == 2
         assert "does not apply, since the same bytes are sent in other buckets" in text
         assert "left out.:" not in text
         assert "step ms \\[95 %\\]" in text or "<th" in text
@@ -204,8 +202,8 @@ def test_a_candidate_that_was_still_settling_is_named() -> None:
     for halves, said in (
         (None, False),
         (Interval(0.93, 0.9, 0.96), True),
-        (Interval(0.93, 0.86, 1.01), False),  # possibly by chance
-        (Interval(0.99, 0.985, 0.995), False),  # too small to matter
+        (Interval(0.93, 0.86, 1.01), False),
+        (Interval(0.99, 0.985, 0.995), False),
     ):
         one = dataclasses.replace(last, later_over_earlier=halves)
         notes = trial_table.notes(dataclasses.replace(made, candidates=(*others, one)))

@@ -1,8 +1,3 @@
-"""Checks the verdict on a trial's figures, which must not claim more than they show.
-
-Also checks break-even bandwidths against values computed by hand.
-"""
-
 from __future__ import annotations
 
 import dataclasses
@@ -25,7 +20,7 @@ MB, MS = 1e6, 1e6
 def found(
     plain: float, wire: float, coding: float, slowdown: float, hidden: float, spread: float = 0.0
 ):
-    """Returns the break-even of 8 rounds with these means in MB, MB, ms, ms and ms."""
+    """``plain`` and ``wire`` are in MB; ``coding``, ``slowdown`` and ``hidden`` are in ms."""
     noise = 1 + spread * np.array([1, -1, 1, -1, 1, -1, 1, -1])
     return break_even(
         BreakEvenCosts(
@@ -39,7 +34,7 @@ def found(
 
 
 def test_break_even_is_the_saved_bytes_divided_by_the_added_time() -> None:
-    # 3 MB saved are 24 Mbit; 4 ms of coding and 2 ms more in the step: 24e6 bit in 6e6 ns.
+    # 24e6 saved bits divided by 6e6 ns, for coding and a longer step, are 4 Gbit/s.
     result = found(plain=4, wire=1, coding=4, slowdown=2, hidden=0.1)
     assert result is not None
     assert result.pays == "below"
@@ -49,7 +44,7 @@ def test_break_even_is_the_saved_bytes_divided_by_the_added_time() -> None:
 
 
 def test_break_even_is_limited_to_the_bandwidth_that_hides_all_communication() -> None:
-    # 4 MB are 32 Mbit, and 14 + 2 ms hide them at 2 Gbit/s and above.
+    # At 2 Gbit/s, the 32e6 bits of 4 MB take 16 ms, and 14 ms + 2 ms can hide them.
     result = found(plain=4, wire=1, coding=4, slowdown=2, hidden=14)
     assert result is not None
     assert result.gbit_per_s is not None
@@ -181,7 +176,7 @@ def test_a_gain_below_the_difference_of_identical_controls_is_not_recommended() 
     verdict = trial(steps).verdict
     assert verdict.answer == "none"
     assert "`none` and `none again`, which are identical, differ by" in verdict.sentences[-1]
-    noisy = trial({**steps, "fp16": (90.0, 0.2)}).verdict  # faster, perhaps by chance
+    noisy = trial({**steps, "fp16": (90.0, 0.2)}).verdict
     assert noisy.sentences[-1].startswith("Change nothing: the best candidate, int8, saves 2.9 % [")
 
 
