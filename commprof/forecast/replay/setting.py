@@ -1,9 +1,9 @@
 """Computes everything that a scenario changes in the recorded run.
 
-DDP fills buckets in the order in which gradients became ready in its first step, and closes a
-bucket as soon as it holds the cap or more (``compute_bucket_assignment_by_size`` in torch's
-``reducer.cpp``). If the script sets no ``bucket_cap_mb``, the first bucket's cap is 1 MiB and the
-others' 25 MiB; otherwise ``bucket_cap_mb`` is the cap of all buckets.
+DDP fills buckets in the order in which gradients became ready in its first step. A bucket is closed
+when its size reaches the cap (``compute_bucket_assignment_by_size`` in torch's ``reducer.cpp``). If
+the script sets ``bucket_cap_mb``, this is the cap of all buckets. Otherwise, the cap is 1 MiB for
+the first bucket, and 25 MiB for each further bucket.
 """
 
 from __future__ import annotations
@@ -34,12 +34,15 @@ _PARTS = 16
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters (if unknown: parts of buckets) in the order in which gradients become ready."""
+    """Parameters in the order in which gradients become ready.
+
+    If the parameters are unknown, equal parts of the recorded buckets take their place.
+    """
 
     size_bytes: tuple[float, ...]
-    #: Recorded bucket of each gradient.
+    #: Index of the recorded bucket of each parameter.
     bucket: tuple[int, ...]
-    #: True if sizes are the model's, False if they are equal parts of recorded buckets.
+    #: False if the sizes are those of equal parts of recorded buckets.
     sizes_known: bool
 
     @property
@@ -49,7 +52,7 @@ class Parameters:
 
 
 def parameters_of(schedule: Schedule) -> Parameters:
-    """Returns the parameters in DDP's log; if it lacks them, equal parts of each bucket."""
+    """Returns the parameters from DDP's log, or else equal parts of each bucket."""
     log = schedule.ddp_log
     sizes, groups = log.get("parameter_bytes"), log.get("rebuilt_per_bucket_param_indices")
     if isinstance(sizes, list) and isinstance(groups, str):
@@ -88,10 +91,11 @@ def assign(size_bytes: Sequence[float], cap_bytes: float) -> list[list[int]]:
 def rebucketed(
     schedule: Schedule, parameters: Parameters, cap_bytes: float
 ) -> tuple[Floats, Floats]:
-    """Returns bucket sizes in bytes under a cap, and ready times in s as [steps, ranks, buckets].
+    """Returns bucket sizes (in bytes) and ready times (in s) with the given cap.
 
-    A parameter's ready time is interpolated by bytes: in the first recorded bucket, from the begin
-    of backward to the bucket's ready time; in others, from the previous bucket's ready time.
+    The ready times are [steps, ranks, buckets]. They are interpolated by bytes between the ready
+    times of the recorded buckets. In the first bucket, the interpolation starts at the begin of
+    backward.
     """
     groups = assign(parameters.size_bytes, cap_bytes)
     sizes = np.array([sum(parameters.size_bytes[i] for i in group) for group in groups])
@@ -114,30 +118,30 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PredictedSetting:
-    """A scenario, with the recorded run's figures converted to it."""
+    """The recorded run's figures, converted to a scenario."""
 
     scenario: Scenario
     link: ScenarioLink
     hook: HookCost | None
     hook_crowding: float
-    #: Latency of one of the compressor's messages in the scenario, minus its latency in the run
-    #: to which the compressor's cost was fitted.
+    #: Latency of a compressor's message in the scenario, minus the latency of such a message in the
+    #: run to which the compressor's cost was fitted.
     hook_later_s: float
     bucket_bytes: Floats
     ready_s: Floats
     backward_end_s: Floats
     copy_s: Floats
-    #: Collectives that exchange no gradients: (operation, size, number per step); empty if they
-    #: stay as recorded.
+    #: Collectives that exchange no gradients: (operation, size in bytes, number per step); empty if
+    #: their times are not predicted.
     others: tuple[tuple[str, float, float], ...]
-    #: [steps, ranks]: recorded waits for collectives that exchange no gradients, as ``ready_s`` and
-    #: ``backward_end_s`` include them; 0 if the times of these collectives are predicted.
+    #: [steps, ranks]: recorded waits for collectives that exchange no gradients. ``ready_s`` and
+    #: ``backward_end_s`` include these waits. 0 if the collectives' times are predicted.
     kept_wait_s: Floats
     outside: tuple[str, ...]
     remarks: tuple[str, ...]
 
     def replicate(self, number: int) -> PredictedSetting:
-        """Returns the setting with all fitted costs from bootstrap replicate ``number``, from 0."""
+        """Returns the setting with the costs of bootstrap replicate ``number``."""
         return dataclasses.replace(
             self,
             link=self.link.replicate(number),
@@ -145,9 +149,9 @@ class PredictedSetting:
         )
 
     def bucket_times(self) -> tuple[Floats, Floats]:
-        """Returns how long each bucket's exchange takes alone, and how long it uses the link, in s.
+        """Returns the time of each bucket's exchange alone, and its time on the link, in s.
 
-        With a compressor, the exchange counts as using the link all the time.
+        With a compressor, the two times are equal.
         """
         ranks, sizes = self.scenario.world_size, self.bucket_bytes.tolist()
         if ranks == 1:
@@ -170,7 +174,7 @@ class PredictedSetting:
         )
 
     def other_s(self) -> float:
-        """Returns the summed time per step, in s, of the collectives in ``others``."""
+        """Returns the time per step of all collectives in ``others``, in s."""
         if not self.others:
             return 0.0
         ranks, link = self.scenario.world_size, self.link.slowest
@@ -189,14 +193,13 @@ def make_setting(
     Args:
         schedule: the recorded steps.
         profile: fitted costs.
-        compute_by_batch: seconds of a rank's own work in a step, as a straight line in its samples;
-            None if unknown.
+        compute_by_batch: seconds of a rank's own work per step, as a straight line over the samples
+            per rank; None if unknown.
         scenario: the setting to predict.
-        batches: smallest and largest samples per rank to which ``compute_by_batch`` was fitted.
+        batches: smallest and largest number of samples per rank in the fit of ``compute_by_batch``.
 
     Raises:
-        CommprofError: something that the answer depends on was not measured; the message says what
-            to do.
+        CommprofError: the scenario cannot be predicted; the message says what to do.
     """
     if scenario.world_size < 1:
         raise CommprofError(
@@ -243,7 +246,7 @@ def make_setting(
 
 
 def _is_moved(schedule: Schedule, scenario: Scenario, link: ScenarioLink) -> bool:
-    """True if the times of collectives other than the gradients' differ from the recorded ones."""
+    """True if the scenario changes the times of collectives that exchange no gradients."""
     other_class = (link.outer is not None) != (schedule.link == OTHER_HOST)
     return (
         scenario.world_size != schedule.world_size
@@ -271,18 +274,24 @@ def _buckets(schedule: Schedule, scenario: Scenario, remarks: list[str]) -> tupl
     elif not parameters.times_known:
         remarks.append(
             "ready times of parameters that shared a bucket are interpolated; a run with a small "
-            "bucket cap records them"
+            "bucket cap records these times"
         )
     return rebucketed(schedule, parameters, cap)
 
 
+def measured_hook(hooks: Mapping[str, HookCost], label: str) -> HookCost | None:
+    """Finds a compressor's cost by its label, or by its scheme's name if only one has this name.
+
+    Returns None if no cost is found.
+    """
+    of_scheme = [cost for key, cost in hooks.items() if key.partition(":")[0] == label]
+    return hooks.get(label, of_scheme[0] if len(of_scheme) == 1 else None)
+
+
 def _hook(hooks: Mapping[str, HookCost], label: str) -> HookCost:
-    """Finds a compressor's cost by its label, or by its scheme's name if only one matches."""
-    costs = [cost for key, cost in hooks.items() if label in (key, key.partition(":")[0])]
-    if label in hooks:
-        return hooks[label]
-    if len(costs) == 1:
-        return costs[0]
+    cost = measured_hook(hooks, label)
+    if cost is not None:
+        return cost
     names = ", ".join(hooks) or "none"
     raise CommprofError(
         f"hook {label!r} was not measured (in this profile: {names}); record a run with this "
@@ -291,14 +300,13 @@ def _hook(hooks: Mapping[str, HookCost], label: str) -> HookCost:
 
 
 def _stretch(schedule: Schedule, placement: Placement) -> float:
-    """Returns the factor by which compute takes longer if ranks lack processor time."""
     recorded = schedule.placement
     if math.isnan(recorded.busy) and placement.crowding() != recorded.crowding():
         raise CommprofError(
             "the prediction changes the ranks per core, but no recorded world size shows how much "
-            "CPU a rank uses on a core of its own; also record a world size whose threads have a "
-            "core each, with commprof's native module, or set --ranks-per-host and "
-            "--cores-per-host to keep the ranks per core"
+            "CPU a rank uses on a core of its own; with commprof's native module, also record a "
+            "world size with a core for each thread, or keep the ranks per core with "
+            "--ranks-per-host and --cores-per-host"
         )
     return placement.crowding() / recorded.crowding()
 
@@ -312,11 +320,11 @@ def _hook_factor(schedule: Schedule, hook: HookCost | None, remarks: list[str]) 
         return 1.0
     if hook is None:
         remarks.append(
-            f"the prediction still counts how much the run's hook {schedule.hook} slows compute on "
-            "the same cores; predict from a run without a hook"
+            f"the predicted compute time includes the slowdown by the run's hook {schedule.hook}; "
+            "predict from a run without a hook"
         )
         return 1.0
-    unknown = f"the prediction leaves out how much {hook.label} slows compute on the same cores"
+    unknown = f"the prediction leaves out the slowdown of compute by {hook.label}"
     if schedule.hook:
         remarks.append(
             f"{unknown}, because the run used the hook {schedule.hook}; predict from a run without "
@@ -339,10 +347,7 @@ def _hook_crowding(hook: HookCost, placement: Placement) -> float:
 
 
 def _hook_later_s(hook: HookCost, link: ScenarioLink) -> float:
-    """Returns a message's latency in the scenario minus its latency in the hook's recorded run.
-
-    In s; 0 if one of the two latencies is unknown.
-    """
+    """Returns ``PredictedSetting.hook_later_s``; 0 if a latency is unknown."""
     later_s = link.message_s - hook.alpha_s
     return 0.0 if math.isnan(later_s) else later_s
 
@@ -369,11 +374,10 @@ def _batch_factor(schedule: Schedule, compute_by_batch: Line | None, scenario: S
 def _others(
     schedule: Schedule, scenario: Scenario, remarks: list[str]
 ) -> tuple[tuple[str, float, float], ...]:
-    """Returns the collectives that exchange no gradients, as the scenario changes them.
+    """Returns the collectives that exchange no gradients, with their sizes in the scenario.
 
-    Adds assumptions to ``remarks``. The recorded size of an all-gather or gather is that of all
-    ranks' parts. Each rank's part stays as recorded, so the size is in proportion to the number of
-    ranks.
+    Adds assumptions to ``remarks``. The size of an all-gather or gather grows with the number of
+    ranks, because the part of each rank stays the same.
     """
     priced = [call for call in schedule.other_calls if canonical(call.op) in OPERATIONS]
     left_out = {call.op for call in schedule.other_calls} - {call.op for call in priced}

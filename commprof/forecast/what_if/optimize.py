@@ -1,8 +1,4 @@
-"""Searches for the fastest setting among those that a model can predict.
-
-The certainty of a setting is the share of bootstrap replicates in which the setting is faster than
-the unchanged scenario.
-"""
+"""Searches for the fastest setting among those that a model can predict."""
 
 from __future__ import annotations
 
@@ -16,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.errors import CommprofError, UsageError
+from commprof.forecast.replay.setting import measured_hook
 from commprof.forecast.scenario.model import Model
 from commprof.forecast.scenario.scenario import Prediction, Scenario
 from commprof.forecast.sharded.steps import passes_of
@@ -23,7 +20,7 @@ from commprof.stats.intervals import percentile_interval
 
 BUCKET_CAP, HOOK = "bucket-cap", "hook"
 CHOICES = (BUCKET_CAP, HOOK)
-#: Caps tried besides the recorded buckets, in bytes (DDP counts in MiB); inf makes one bucket.
+#: Bucket caps to try, in bytes; inf for one bucket.
 CAPS_BYTES = (*(float(n << 20) for n in (1, 2, 5, 10, 25, 50, 100)), math.inf)
 
 
@@ -41,7 +38,7 @@ class PredictedCandidate:
     #: Share of the bootstrap replicates in which the gain exceeds the model's worst held-out error;
     #: NaN if this error is unknown.
     certainty_beyond_error: float
-    #: True if the gain's whole interval exceeds the worst held-out error; None if that is unknown.
+    #: True if the gain's whole interval exceeds this error; None if the error is unknown.
     is_gain: bool | None
 
 
@@ -49,10 +46,9 @@ class PredictedCandidate:
 class Refused:
     """A setting that cannot be predicted, and why."""
 
-    #: Bucket cap and compressor, as in a scenario.
     bucket_cap_bytes: float
     hook: str | None
-    #: Error message, which says what to do.
+    #: Error message.
     reason: str
 
 
@@ -63,22 +59,19 @@ class Search:
     #: The fastest first; includes the unchanged scenario, with gain 0.
     candidates: tuple[PredictedCandidate, ...]
     refused: tuple[Refused, ...]
-    #: Caps and compressors that were combined, as in a scenario; the scenario's own come first.
+    #: Caps and hooks that were combined; the values of the unchanged scenario come first.
     bucket_caps_bytes: tuple[float, ...]
     hooks: tuple[str | None, ...]
-    #: Number of settings left out because they make the same buckets as another one.
+    #: Number of settings left out because they make the same buckets as another setting.
     same_count: int
-    #: True if hooks were to be compared, but the profile has no other hook's cost.
+    #: True if hooks should be compared, but the profile has no cost of another hook.
     has_no_hook: bool
 
 
 def optimize(
     replay: Model, scenario: Scenario, over: Sequence[str], worst_error: float = math.nan
 ) -> Search:
-    """Predicts all combinations of the caps and hooks to try, and the certainty of their gains.
-
-    A gain is computed in each bootstrap replicate, with the same random steps for the setting and
-    for the unchanged scenario.
+    """Predicts all combinations of caps and hooks, and compares them with the unchanged scenario.
 
     Args:
         replay: model of the recorded step.
@@ -108,7 +101,7 @@ def optimize(
         except CommprofError as error:
             refused.append(Refused(cap, hook, str(error)))
             continue
-        # Several caps may make the same buckets; only the first of them is kept.
+        # Several caps may make the same buckets; only the first of these caps is kept.
         same = prediction.buckets, prediction.step_s.value, hook
         if same in seen:
             same_count += 1
@@ -128,12 +121,11 @@ def optimize(
 def shortest(
     replay: Model, scenarios: Sequence[Scenario], worst_error: float = math.nan
 ) -> PredictedCandidate | None:
-    """Finds the scenario with the shortest step among those that change a setting.
+    """Finds the scenario with the shortest step among the scenarios that change a setting.
 
-    Compares the time per backward pass if scenarios have several backward passes per step: every
-    pass has the same number of samples. Considers only scenarios with the ranks and link of the
-    first one. Returns None if none of these scenarios changes a setting, or if the recorded setting
-    cannot be predicted with these ranks and this link.
+    The step time is divided by the number of backward passes, because every pass has the same
+    number of samples. Only scenarios with the ranks and link of the first scenario are compared.
+    Returns None if nothing can be compared.
     """
     before = scenarios[0].as_recorded
     # Compared as text, because NaN differs from itself.
@@ -155,22 +147,17 @@ def shortest(
 
 
 def _hooks(replay: Model, scenario: Scenario) -> tuple[str | None, ...]:
-    """Returns the hooks to try: the scenario's own, no hook (""), and the hooks in the profile.
-
-    The scenario's own is None if the scenario keeps the recorded hook. The result has each label
-    only once.
-    """
-    recorded_hook = replay.schedule.hook if scenario.hook is None else scenario.hook
-    return (
-        scenario.hook,
-        *(label for label in ("", *replay.profile.hooks) if label != recorded_hook),
-    )
+    """Returns the scenario's own hook, no hook (""), and the hooks in the profile."""
+    hooks = replay.profile.hooks
+    own_label = replay.schedule.hook if scenario.hook is None else scenario.hook
+    own_cost = measured_hook(hooks, own_label)
+    own = {own_label, *(label for label, cost in hooks.items() if cost is own_cost)}
+    return (scenario.hook, *(label for label in ("", *hooks) if label not in own))
 
 
 def _candidate(
     prediction: Prediction, gain: npt.NDArray[np.float64], worst_error: float
 ) -> PredictedCandidate:
-    """Makes a candidate from its gain in each replicate."""
     low, high = (float(bound) for bound in percentile_interval(gain))
     is_known = not math.isnan(worst_error)
     return PredictedCandidate(

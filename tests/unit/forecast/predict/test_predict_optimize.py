@@ -119,7 +119,16 @@ def test_a_run_with_a_hook_is_compared_with_no_hook() -> None:
     assert "No other hook's cost was measured" in told(found)
     assert made.predict(Scenario(2)).remarks == ()
     (remark,) = made.predict(Scenario(2, hook="")).remarks
-    assert "still counts how much the run's hook fp16 slows compute" in remark
+    assert "includes the slowdown by the run's hook fp16" in remark
+
+
+def test_a_hook_given_by_its_scheme_s_name_is_compared_once() -> None:
+    made = Replay(schedule(), profile(hooks=(hook("topk:ratio=0.01"), hook("fp16"))))
+    search = optimize(made, Scenario(2, hook="topk"), ["hook"])
+    assert search.hooks == ("topk", "", "fp16")
+    of_two = profile(hooks=(hook("topk:ratio=0.01"), hook("topk:ratio=0.1")))
+    search = optimize(Replay(schedule(), of_two), Scenario(2, hook="topk:ratio=0.1"), ["hook"])
+    assert search.hooks == ("topk:ratio=0.1", "", "topk:ratio=0.01")
 
 
 def test_the_table_names_all_compared_settings() -> None:
