@@ -21,10 +21,9 @@ from commprof.audit.quantities import (
 )
 
 _EPOCH = re.compile(r"epoch ?(\d{1,6})(?: time)?(?: ?\(?([a-zµμ]+)\)?)?")
-_HEADING = re.compile(r"\s*#+\s*(.*)")
-#: Border of two cells; Markdown escapes a "|" inside a cell with a backslash.
+#: Border between two cells. Markdown escapes a "|" inside a cell with a backslash.
 _BORDER = re.compile(r"(?<!\\)\|")
-#: Efficiencies without unit are in percent if the largest is at least this; shares are far below.
+#: Efficiencies without a unit are in percent if the largest is at least this.
 _PERCENT_FROM = 20.0
 
 
@@ -36,16 +35,12 @@ class AuditedTable:
     rows: tuple[tuple[str, ...], ...]
     #: Line number of each row in the file.
     lines: tuple[int, ...]
-    #: The heading above the table, which may state a price; may be empty.
-    heading: str = ""
 
 
 def markdown_tables(lines: Sequence[str]) -> Iterator[AuditedTable]:
     """Finds every table of a Markdown text, with or without ``|`` at the ends of its lines."""
-    heading, line_number = "", 0
+    line_number = 0
     while line_number < len(lines):
-        match = _HEADING.fullmatch(lines[line_number])
-        heading = match[1] if match else heading
         below = lines[line_number + 1] if line_number + 1 < len(lines) else ""
         headers = _cells(lines[line_number])
         if (
@@ -59,9 +54,7 @@ def markdown_tables(lines: Sequence[str]) -> Iterator[AuditedTable]:
         while end < len(lines) and len(_cells(lines[end])) >= 2:
             end += 1
         rows = [_padded(_cells(line), len(headers)) for line in lines[line_number + 2 : end]]
-        yield AuditedTable(
-            tuple(headers), tuple(rows), tuple(range(line_number + 3, end + 1)), heading
-        )
+        yield AuditedTable(tuple(headers), tuple(rows), tuple(range(line_number + 3, end + 1)))
         line_number = end
 
 
@@ -95,7 +88,7 @@ def csv_table(text: str) -> AuditedTable | None:
 
 
 def rows_of(table: AuditedTable) -> list[Row]:
-    """Returns the rows of a table whose rows or columns name world sizes; empty if none do."""
+    """Makes a row from each row or column of the table that belongs to a world size."""
     column = ranks_column(table.headers)
     if column is not None:
         quantities = unambiguous(
@@ -116,7 +109,7 @@ def rows_of(table: AuditedTable) -> list[Row]:
 
 
 def facts_of(table: AuditedTable) -> Row | None:
-    """Reads a table of names and values, as a row without a world size; None for other tables."""
+    """Reads a table of names and values as one row; None for other tables."""
     if len(table.headers) != 2 or ranks_column(table.headers) is not None:
         return None
     quantities = [classify(cells[0]) for cells in table.rows]
@@ -158,9 +151,9 @@ def _row(
 
 
 def _epochs(names: Sequence[str]) -> list[tuple[int, str]]:
-    """Returns indices and units of the names "Epoch 1 (s)", "Epoch 2 (s)", and so on.
+    """Returns index and unit of the names "Epoch 1 (s)", "Epoch 2 (s)", and so on.
 
-    Empty if an epoch is missing: a mean is meaningful only over all epochs from the first one on.
+    Empty if an epoch is missing, because the mean needs all epochs.
     """
     epochs = {}
     for column, name in enumerate(names):
@@ -173,7 +166,6 @@ def _epochs(names: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def _epoch_times(cells: Sequence[tuple[str, str, str]]) -> tuple[StatedFigure, ...]:
-    """Reads the times of epochs; ``cells``: text, place and unit. Empty if a cell has no figure."""
     figures = [parse_figure(*cell) for cell in cells]
     known_figures = tuple(figure for figure in figures if figure is not None)
     return known_figures if len(known_figures) == len(figures) else ()
@@ -186,7 +178,7 @@ def _figures(quantity: Quantity, cell: str, where: str) -> dict[str, StatedFigur
         return {}
     figures = {quantity.name: figure}
     if quantity.name == "amdahl_speedup":
-        return figures  # a figure in brackets beside it is Amdahl's too, not measured
+        return figures  # figures in brackets are then computed too, not measured
     for inner in re.findall(r"\(([^()]*)\)", cell):
         more = parse_figure(inner, where)
         if more is None:
@@ -199,7 +191,7 @@ def _figures(quantity: Quantity, cell: str, where: str) -> dict[str, StatedFigur
 
 
 def _rows_of_columns(table: AuditedTable) -> list[Row]:
-    """Reads a table with a world size above each column and a quantity before each row."""
+    """Reads a table in which each column is a world size and each row is a quantity."""
     named = [parse_ranks(header) for header in table.headers[1:]]
     if len(named) < 2 or not all(named) or all(header.isdigit() for header in table.headers[1:]):
         return []
@@ -219,7 +211,7 @@ def _rows_of_columns(table: AuditedTable) -> list[Row]:
 
 
 def with_shares(rows: list[Row]) -> list[Row]:
-    """Converts efficiencies without a unit to fractions, if their size shows that they are in %."""
+    """Converts efficiencies to fractions if their size shows that they are in percent."""
     stated = [
         row.figures["efficiency"].span.value
         for row in rows

@@ -1,7 +1,4 @@
-"""The facts that rules of the catalogue may use: the measured steps, call by call.
-
-Rules ask these facts instead of records, so that each rule is only a condition with thresholds.
-"""
+"""Facts about the calls and the steps of a job, for the rules of the catalogue."""
 
 from __future__ import annotations
 
@@ -37,16 +34,15 @@ Floats = npt.NDArray[np.float64]
 Seen = TypeVar("Seen")
 
 _NO_TIME = np.iinfo(np.int64).max
-#: Largest number of lines of code that a sentence names.
+#: A sentence names at most this many lines of code.
 _MOST_LINES = 3
 
 
 @dataclass(frozen=True)
 class RankCalls:
-    """The collectives of one rank; times are in ns.
+    """All recorded collectives of one rank.
 
-    Masks and columns have one element per row of ``table``, which holds the rank's whole recording:
-    ``step`` tells which rows are measured.
+    Columns and masks have one element per row of ``table``.
     """
 
     rank: int
@@ -55,56 +51,50 @@ class RankCalls:
     #: Begin and end of each measured step.
     begin_ns: Ints
     end_ns: Ints
-    #: Index among the measured steps; -1 outside of them.
+    #: Index of the measured step that contains the call; -1 outside of the measured steps.
     step: Ints
-    #: Phase of the training thread when it issued the call; ``Phase.OTHER`` outside of all phases.
+    #: Phase in which the call was issued; ``Phase.OTHER`` outside of all phases.
     phase: Ints
-    #: Number of phases that the training thread began before the issue: calls with the same
-    #: number have no forward, backward, update or loading between them.
+    #: Number of phases that began before the call was issued. No phase begins between two calls
+    #: with equal numbers.
     segment: Ints
-    #: Size of the call, as nccl-tests counts sizes.
+    #: Size of the call as nccl-tests defines it.
     size_bytes: Ints
-    #: Time at which the training thread began to wait for the call; the next field is the time at
-    #: which the thread went on. 0 if it did not wait. Both are the call's end if the thread waits
-    #: for most calls of this kind, and found this one done.
-    wait_begin_ns: Ints
+    #: Time at which the training thread stopped waiting for the call; 0 if the thread did not wait.
+    #: It is the end of the call if the wait was too short to be recorded (see ``_found_done``).
     wait_end_ns: Ints
     #: Time for which the call blocked the training thread.
     exposed_ns: Floats
-    #: The part of ``exposed_ns`` inside the call that issues the collective. There, torch may
-    #: compare the ranks' calls, and a backend may connect the ranks.
+    #: The part of ``exposed_ns`` inside the function that issues the call.
     in_call_ns: Floats
-    #: True if the call works on a device's tensors.
+    #: True if the tensors of the call are on a device.
     on_device: Mask
-    #: True if the call's size was recorded, or if the call has no size, as a barrier.
+    #: True if the size was recorded. Also true for barriers, which have no size.
     has_size: Mask
 
     def chosen(self, ops: Sequence[str]) -> Mask:
-        """Returns a mask of the calls of these operations in measured steps whose size is known."""
+        """Returns a mask of the calls of ``ops`` in measured steps whose size is known."""
         return self.measured(ops) & self.has_size
 
     def measured(self, ops: Sequence[str]) -> Mask:
-        """Returns a mask of the calls of these operations in measured steps, of any size."""
+        """Returns a mask of the calls of ``ops`` in measured steps."""
         codes = [OPS.index(op) for op in ops]
         mask: Mask = among(self.table.op, *codes) & (self.step >= 0)
         return mask
 
     @property
     def in_backward(self) -> Mask:
-        """True for the calls that a backward pass issued."""
+        """True for the calls that were issued by a backward pass."""
         mask: Mask = (self.table.graph_task >= 0) | (self.phase == Phase.BACKWARD)
         return mask
 
     @property
     def of_script(self) -> Mask:
-        """True for the calls that no forward and no backward pass issued.
+        """True for the calls that were issued outside of forward and backward.
 
-        The calls of a pass belong to the model, not to the script: a fix cannot join the calls of
-        FSDP2's units, of SyncBatchNorm's statistics or of tensor parallelism's activations.
-
-        Without DDP and FSDP, forward passes are not recorded. Then calls before backward may be
-        calls of layers in forward. They are left out if backward waits for calls in the same group:
-        layers that exchange in backward may exchange in forward as well.
+        Calls inside of these passes belong to layers of the model, so a fix cannot join them.
+        Without DDP and FSDP, forward passes are not recorded. A call before backward then counts as
+        a call in forward if backward waits for calls in the same group.
         """
         mask: Mask = ~self.in_backward & (self.phase != Phase.FORWARD)
         if (columns.phases(self.trace).key == Phase.FORWARD).any():
@@ -115,25 +105,25 @@ class RankCalls:
 
     @property
     def after_backward(self) -> Mask:
-        """True for the calls after a backward pass that no forward pass has followed yet.
-
-        Calls between forward and backward may belong to the loss, as in contrastive learning.
-        """
+        """True for the calls from the start of a backward pass to the next forward pass."""
         mask: Mask = self.last_begun(Phase.FORWARD, Phase.BACKWARD) == Phase.BACKWARD
         return mask
 
     @property
     def before_update(self) -> Mask:
-        """True for the calls between a backward pass and the update that follows it.
+        """True for the calls from the start of a backward pass to the next update.
 
-        False for all calls of a rank whose updates were not seen.
+        False for all calls of a rank whose updates were not recorded.
         """
         is_open = self.last_begun(Phase.BACKWARD, Phase.OPTIMIZER) == Phase.BACKWARD
         mask: Mask = is_open & bool((columns.phases(self.trace).key == Phase.OPTIMIZER).any())
         return mask
 
     def last_begun(self, *kinds: Phase) -> Ints:
-        """The phase of these kinds that began last before each call's issue; -1 before all."""
+        """Returns the kind of the last phase that began before each call was issued.
+
+        Only phases of ``kinds`` count. -1 if none of them began before the call.
+        """
         phases = columns.phases(self.trace)
         chosen = among(phases.key, *kinds)
         begun, key = phases.begin_ns[chosen], phases.key[chosen]
@@ -143,20 +133,19 @@ class RankCalls:
 
     @property
     def is_blocking(self) -> Mask:
-        """True for the calls that the training thread waited for before its next call."""
+        """True if the training thread waited for the call before it issued the next call."""
         follows = np.append(self.table.issue_ns[1:], _NO_TIME)
         mask: Mask = (self.wait_end_ns > 0) & (self.wait_end_ns <= follows)
         return mask
 
     def per_step(self, mask: Mask) -> float:
-        """Number of the masked calls per step: median over the measured steps."""
+        """Returns the median number of masked calls in a measured step."""
         return float(np.median(np.bincount(self.step[mask], minlength=len(self.begin_ns))))
 
     def more_forwards(self, steps: Ints) -> float:
-        """How many more forward passes a typical one of these steps has than one of the others.
+        """Returns how many more forward passes ``steps`` have than the other measured steps.
 
-        Both numbers are medians; 0 if there are no other steps. ``steps``: indices among the
-        measured steps.
+        Compares the medians; 0 if there are no other steps. ``steps``: indices of measured steps.
         """
         phases = columns.phases(self.trace)
         begun = np.sort(phases.begin_ns[phases.key == Phase.FORWARD])
@@ -165,18 +154,15 @@ class RankCalls:
         return float(np.median(count[steps]) - np.median(usual)) if len(usual) else 0.0
 
     def blocked_ns(self, mask: Mask) -> float:
-        """Total time from the issue of each masked call until the training thread went on."""
+        """Returns the total time from the issue of each masked call to the end of its wait."""
         until = np.maximum(self.wait_end_ns, self.table.issue_ns)[mask]
         return float((until - self.table.issue_ns[mask]).sum())
 
     def line(self, mask: Mask) -> str:
-        """Line of code that issued most calls of the commonest kind among these calls.
+        """Returns the line of code that issued most of the masked calls; empty if unknown.
 
-        Empty if unknown.
-
-        A kind is operation, group and size. Stacks may be recorded in some steps only, so the line
-        may be that of a call outside of the mask. If no call of the kind has a stack, calls of any
-        size count.
+        Looks at the most frequent operation, group and size. Calls outside of the mask count too,
+        because stacks may be recorded in some steps only.
         """
         stacks = self.trace.stacks
         if not stacks or not mask.any():
@@ -193,9 +179,10 @@ class RankCalls:
         return ""
 
     def lines(self, mask: Mask) -> list[str]:
-        """All lines of code that issued these calls, as far as stacks were recorded.
+        """Returns all lines of code that issued the masked calls.
 
-        Only :meth:`line` if none of these calls has a stack; empty if no call at all has one.
+        If none of these calls has a recorded stack, returns only :meth:`line`. Empty if no stacks
+        were recorded at all.
         """
         if not self.trace.stacks:
             return []
@@ -205,16 +192,16 @@ class RankCalls:
 
 
 def at_line(line: str) -> str:
-    """Returns " at FILE:LINE" without folders, and the function if there is one; "" for no line."""
+    """Returns " at FILE:LINE in FUNCTION", without folders; "" for an empty line."""
     place, _, function = line.partition(" ")
     name = place.replace("\\", "/").rpartition("/")[2]
     return f" at {name}" * bool(name) + f" in {function}" * (function not in ("", "<module>"))
 
 
 def at_lines(lines: Sequence[str]) -> str:
-    """Returns " at FILE:LINE and FILE:LINE" without folders; function names for a single line only.
+    """Returns " at FILE:LINE and FILE:LINE", without folders.
 
-    Of more than ``_MOST_LINES`` lines, only the first are named, and the others counted.
+    Names at most ``_MOST_LINES`` lines, and the number of further lines.
     """
     if len(lines) <= 1:
         return at_line("".join(lines))
@@ -227,23 +214,23 @@ def at_lines(lines: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Passes:
-    """Numbers of backward passes between two updates of one rank: medians over the updates."""
+    """Numbers of backward passes before an update of one rank."""
 
-    #: Number of backward passes before an update.
+    #: Median number of backward passes before an update.
     backward: int
-    #: Number of passes that end with an exchange of gradients.
+    #: Median number of these passes that exchange gradients.
     exchanged: int
-    #: Fraction of the updates for which the last backward pass before them exchanged gradients.
+    #: Fraction of the updates whose last backward pass exchanged gradients.
     last_share: float
-    #: Fraction of the updates that follow ``backward`` passes, ``exchanged`` of them with an
-    #: exchange, or fewer: the last update of an epoch may follow fewer passes.
+    #: Fraction of the updates with these numbers of passes, or with fewer passes. The last update
+    #: of an epoch may have fewer.
     usual_share: float
     updates: int
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about one world size, for the rules."""
+    """Facts about a job at one world size."""
 
     context: Mapping[str, Any]
     world: WorldResult
@@ -253,16 +240,15 @@ class Facts:
 
     @cached_property
     def ranks(self) -> Sequence[RankCalls]:
-        """Calls of each recorded rank, computed when a rule first asks for them."""
+        """Calls of each recorded rank, computed when a rule first uses them."""
         return _RanksCalls(self.seen)
 
     def on_all_ranks(
         self, look: Callable[[RankCalls], Seen], suffices: Callable[[Seen], bool]
     ) -> list[Seen]:
-        """Returns what ``look`` sees on each rank; empty if that does not suffice on some rank.
+        """Returns the result of ``look`` for each rank; empty if a result does not suffice.
 
-        The search ends at the first such rank: in most recordings, the first rank already shows
-        that a rule does not apply.
+        Stops at the first result that ``suffices`` rejects.
         """
         seen = []
         for calls in self.ranks:
@@ -273,22 +259,24 @@ class Facts:
 
     @cached_property
     def replays(self) -> Replays | None:
-        """The replay of the recorded steps; None if none is possible."""
+        """The replay of the recorded steps; None if no replay is possible."""
         return recorded_replays(self.seen, self.world.evidence)
 
     @cached_property
     def transfer_ns(self) -> tuple[Floats, ...]:
-        """By rank: time of each call without waiting for late ranks; () without a replay."""
+        """For each rank, the times of its calls without waiting for late ranks.
+
+        Empty if no replay is possible.
+        """
         if self.replays is None:
             return ()
         recorded_ns = self.replays.stretches[0][1].transfer_ns
         return tuple(np.split(recorded_ns, np.cumsum(lengths_of(self.seen.tables))[:-1]))
 
     def transferring_ns(self, position: int, mask: Mask) -> float:
-        """Time for which the masked calls block a rank, without waiting for late ranks.
+        """Returns the time for which the masked calls block the rank at index ``position``.
 
-        If no replay is possible, that waiting is included. ``position``: index of the rank in
-        ``ranks``.
+        The waiting for late ranks is left out, unless no replay is possible.
         """
         exposed = self.ranks[position].exposed_ns[mask]
         if self.transfer_ns:
@@ -302,12 +290,12 @@ class Facts:
 
     @cached_property
     def step_ns(self) -> float:
-        """Mean length of a step over ranks and measured steps."""
+        """Mean length of the measured steps of all ranks."""
         return float(self.seen.measured.table("wall").mean(axis=1).mean())
 
     @cached_property
     def script(self) -> Script:
-        """The training script, as far as it can be read where the report is made."""
+        """The files of the training script that can be read on this machine."""
         return script_of(self.first.trace)
 
     @property
@@ -316,30 +304,30 @@ class Facts:
         return len(self.seen.measured.step)
 
     def share(self, total_ns: Sequence[float]) -> float:
-        """Expresses a time per step as a fraction of the mean step, averaged over the ranks.
+        """Returns the mean of the ranks' times as a fraction of the measured time.
 
-        ``total_ns``: for each rank, its time in all measured steps together.
+        ``total_ns``: one time per rank, summed over all measured steps. NaN without times or steps.
         """
         if not total_ns or not self.steps:
             return math.nan
         return float(np.mean(total_ns)) / self.steps / self.step_ns
 
     def per_step_ms(self, total_ns: Sequence[float]) -> float:
-        """Returns a time in ms per step, averaged over the ranks.
+        """Returns the mean of the ranks' times in ms per step.
 
-        ``total_ns``: for each rank, its time in all measured steps together.
+        ``total_ns``: one time per rank, summed over all measured steps.
         """
         return ns_to_ms(float(np.mean(total_ns)) / self.steps)
 
     @property
     def on_device(self) -> bool:
-        """True if collectives ran on a device, so that they are not work of the training thread."""
+        """True if any collectives ran on a device."""
         of_ranks = zip(self.seen.traces, self.seen.tables, strict=True)
         return any(bool(_on_device(*of_rank).any()) for of_rank in of_ranks)
 
     @cached_property
     def ddp_logs(self) -> tuple[Mapping[str, Any], ...]:
-        """DDP's logs of all models of all ranks."""
+        """The logs of DDP for all models on all ranks."""
         sources = (trace.metadata.get("cross_check_sources") or {} for trace in self.seen.traces)
         return tuple(
             log for source in sources for log in source.get("ddp_logs", ()) if isinstance(log, dict)
@@ -352,17 +340,17 @@ class Facts:
         return max((int(source.get("ddp_models") or 0) for source in sources), default=0)
 
     def logged(self, key: str) -> list[int]:
-        """Values of one figure in DDP's logs; empty unless every log has the figure."""
+        """Returns the values of ``key`` in all logs of DDP; empty if a log lacks the key."""
         values = [log.get(key) for log in self.ddp_logs]
         return [int(value) for value in values if isinstance(value, int)] * all(
             isinstance(value, int) for value in values
         )
 
     def noted_ns(self, position: int, key: str) -> tuple[Ints, Ints]:
-        """Begins and ends, in ns, of the intervals under ``key`` in a rank's metadata.
+        """Returns the begins and ends, in ns, of the intervals that are recorded under ``key``.
 
-        Only intervals in measured steps, in order, on the common clock; empty if none were
-        recorded. ``position``: index of the rank in ``ranks``.
+        Only intervals that begin in measured steps count. They are in order, on the common clock.
+        ``position``: index of the rank in ``ranks``.
         """
         noted = self.seen.traces[position].metadata.get(key) or {}
         pairs = zip(noted.get("begin_ns", ()), noted.get("end_ns", ()), strict=False)
@@ -376,9 +364,9 @@ class Facts:
         return spans[inside, 0], spans[inside, 1]
 
     def clock_shift_ns(self, position: int) -> int:
-        """What to add to times in a rank's metadata to convert them to the common clock.
+        """Returns the common clock minus the clock of a rank, in ns.
 
-        The metadata's times are on the rank's own clock.
+        Times in a rank's metadata are on the rank's own clock. 0 if the difference is not known.
         """
         recorded, aligned = (
             columns.steps(traces[position]) for traces in (self.seen.recorded, self.seen.traces)
@@ -393,15 +381,15 @@ class Facts:
         matters: Callable[[Passes], bool] = lambda _: True,
         once_each: bool = False,
     ) -> Passes | None:
-        """Counts backward passes between updates; None if the ranks differ or nothing is known.
+        """Counts backward passes between updates; None if unknown or if the ranks differ.
 
         Args:
-            exchanging_ns: returns times that lie in those backward passes that exchange gradients.
-            once_each: True if each pass that exchanges has exactly one of these times. Several
-                times in one backward phase then show that a hook ran further backward passes
-                within it, as scripts with cached losses do. Each time then counts as a pass.
-            matters: returns False for the first rank's passes if no rule can apply to them; the
-                other ranks' passes are then not counted, and the result is None.
+            exchanging_ns: returns times inside the backward passes that exchange gradients.
+            matters: returns False if no cause can apply to the passes of the first rank. The result
+                is then None.
+            once_each: True if each exchanging pass has exactly one of these times. A backward phase
+                with several times then counts as several passes: a hook may run passes inside the
+                phase.
         """
         first = _passes(self.first, exchanging_ns(self.first), once_each)
         if first is None or not matters(first):
@@ -417,7 +405,7 @@ class Facts:
 
 
 def once(look: Callable[[Facts], Seen]) -> Callable[[Facts], Seen]:
-    """Decorates a function that several rules call, so that the facts keep its result."""
+    """Decorates a function so that it runs only once per :class:`Facts`."""
 
     @wraps(look)
     def kept(facts: Facts) -> Seen:
@@ -430,7 +418,7 @@ def once(look: Callable[[Facts], Seen]) -> Callable[[Facts], Seen]:
 
 
 class _RanksCalls(Sequence[RankCalls]):
-    """Calls of all recorded ranks, each made when it is first asked for."""
+    """Calls of each recorded rank, computed on first use."""
 
     def __init__(self, seen: MeasuredWorld) -> None:
         self._seen = seen
@@ -473,12 +461,11 @@ def _calls(rank: int, trace: Trace, table: Collectives, measured: Ints) -> RankC
     in_call = np.zeros(len(table))
     inside = first <= table.issue_ns[of]
     np.add.at(in_call, of[inside], waits.waited_ns[collective][inside])
-    wait_begin, wait_end = np.full(len(table), _NO_TIME), np.zeros(len(table), dtype=np.int64)
-    np.minimum.at(wait_begin, of, first)
+    wait_end = np.zeros(len(table), dtype=np.int64)
     np.maximum.at(wait_end, of, last)
     size = sizes_bytes(table.op, table.bytes_in, table.bytes_out, sizes_of_groups([trace], [table]))
     found_done = _found_done(table, size, wait_end)
-    wait_begin[found_done] = wait_end[found_done] = table.end_ns[found_done]
+    wait_end[found_done] = table.end_ns[found_done]
     return RankCalls(
         rank=rank,
         trace=trace,
@@ -489,7 +476,6 @@ def _calls(rank: int, trace: Trace, table: Collectives, measured: Ints) -> RankC
         phase=np.append(key, int(Phase.OTHER))[row].astype(np.int64),
         segment=np.searchsorted(begun, table.issue_ns, side="right").astype(np.int64),
         size_bytes=size,
-        wait_begin_ns=np.where(wait_end > 0, wait_begin, 0),
         wait_end_ns=wait_end,
         exposed_ns=exposed,
         in_call_ns=in_call,
@@ -499,11 +485,13 @@ def _calls(rank: int, trace: Trace, table: Collectives, measured: Ints) -> RankC
 
 
 def _found_done(table: Collectives, size_bytes: Ints, wait_end_ns: Ints) -> Mask:
-    """True for calls that were done when the training thread came to wait for them.
+    """True for calls that were probably done before the training thread waited for them.
 
-    A wait of less than a microsecond leaves no record. So a call counts if it has no recorded wait,
-    if it ended before the next call was issued, and if most calls of its kind (operation, group and
-    size) have a wait that ended before the next call. ``wait_end_ns``: 0 for calls without a wait.
+    A wait of less than a microsecond is not recorded. A call without a recorded wait counts if it
+    ended before the next call was issued, and if the thread waited for most calls of the same
+    operation, group and size.
+
+    ``wait_end_ns``: 0 for calls without a wait.
     """
     follows = np.append(table.issue_ns[1:], _NO_TIME)
     is_waited = wait_end_ns > 0
@@ -532,7 +520,6 @@ def _on_device(trace: Trace, table: Collectives) -> Mask:
 
 
 def _passes(calls: RankCalls, exchanging_ns: Ints, once_each: bool) -> Passes | None:
-    """Counts the passes between updates of one rank in its measured steps."""
     phases, steps = columns.phases(calls.trace), columns.steps(calls.trace)
     if not len(calls.begin_ns) or not len(steps):
         return None
@@ -547,7 +534,6 @@ def _passes(calls: RankCalls, exchanging_ns: Ints, once_each: bool) -> Passes | 
     exchanging = inside(exchanging_ns)
     if not len(update) or not len(backward):
         return None
-    # By exchange: the pass to which it belongs.
     of_pass = np.searchsorted(backward, exchanging, side="right") - 1
     count = np.bincount(of_pass[of_pass >= 0], minlength=len(backward))
     exchanged = count > 0

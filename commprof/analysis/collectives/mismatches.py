@@ -1,13 +1,12 @@
 """Finds ranks that issue different collectives under one sequence number of a group.
 
 All ranks of a group must issue the same collectives in the same order. If a rank leaves out a
-collective, or issues another one, gloo and NCCL hang, fail, or mix up data, long after the cause.
-The cause lies at the first sequence number at which the ranks differ.
+collective or issues another collective, gloo and NCCL may hang, fail or mix up data much later. The
+cause lies at the first sequence number at which the ranks differ.
 
-A recording of another profiler may lack calls and properties that existed. Of such a recording,
-only collectives whose sequence number c10d recorded are compared: if numbers were assigned later,
-by counting the records, all numbers after a missing record would be wrong. Only recorded properties
-are compared.
+A recording of another profiler may lack calls. Its collectives are compared only if c10d recorded
+their sequence numbers: numbers found by counting records would be wrong after a missing record.
+Only recorded properties are compared.
 """
 
 from __future__ import annotations
@@ -60,27 +59,24 @@ from commprof.trace.schema import (
 )
 
 _REDUCING = codes_of(*REDUCING)
-#: Operations whose output on each rank holds the inputs of all ranks: the output's size is the same
-#: on all ranks even if their inputs have different sizes.
+#: Operations whose output holds the inputs of all ranks. The output has the same size on all ranks,
+#: even if the inputs have different sizes.
 _GATHERING = codes_of("all_gather")
 _UNEVEN = codes_of(*UNEVEN)
 _BARRIERS = codes_of("barrier")
-#: Largest number of collectives that are kept until all ranks have issued them. Beyond it the
+#: Largest number of kept collectives that some ranks have not yet issued. If there are more, the
 #: oldest is dropped, because a rank that is so far behind hangs.
 _MOST_OPEN = 4096
-#: Number of a group's latest collectives that are kept, to tell which call usually comes next.
+#: Number of a group's latest collectives that are kept to predict the next call.
 _REMEMBERED = 512
-#: The sequence of latest collectives that is looked up among the earlier collectives has at most
-#: this length.
+#: Largest length of the sequence of latest calls that is searched for among earlier calls.
 _COMPARED = 64
-#: The call that followed a sequence of calls counts as usual if the sequence was issued this many
-#: times before.
+#: A call counts as usual if it followed the same sequence of calls at least this many times.
 _TIMES = 2
-#: Issuing lines are read for at most this many collectives of a group, over all ranks.
+#: Lines of code are read for at most this many collectives of a group, over all ranks.
 _MOST_LINES = 1 << 16
 #: Largest number of kept mismatches; further mismatches are only counted.
 _MOST_KEPT = 8
-#: A call, of any type that can be compared with other calls.
 Call = TypeVar("Call")
 
 
@@ -99,7 +95,6 @@ class Issued:
     root: int
 
     def __str__(self) -> str:
-        """Describes the collective in words."""
         words = [self.op]
         if self.reduce_op:
             words.append(f"({self.reduce_op})")
@@ -114,53 +109,51 @@ class Issued:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A sequence number of a group under which ranks issued different collectives."""
+    """Different collectives that ranks issued under one sequence number of a group."""
 
     #: c10d's name of the group.
     group: str
     seq: int
-    #: Each collective with the global ranks that issued it, the most common collective first.
+    #: Each collective with the global ranks that issued it; the most common collective is first.
     issued: tuple[tuple[Issued, tuple[int, ...]], ...]
-    #: Each rank and the time at which it issued its collective, on the rank's own clock; sorted by
-    #: rank.
+    #: Each rank and its time of issue in ns on the rank's own clock, sorted by rank.
     issue_ns: tuple[tuple[int, int], ...]
-    #: The collective that came next whenever the ranks had issued the same calls before; None if
-    #: not known.
+    #: The collective that came next after the same calls in earlier steps; None if unknown.
     usual: Issued | None = None
-    #: Ranks with the file and line at which they issued the collective, as far as known.
+    #: File and line at which each rank issued the collective. Ranks whose line is unknown are left
+    #: out.
     lines: tuple[tuple[int, str], ...] = ()
-    #: Sequence number of the earlier collective from which on the ranks issued calls at different
-    #: lines (see ``issuing_lines.shifted_since``), and each rank's line. None if not known.
+    #: Sequence number from which on the ranks issued calls at different lines, and each rank's line
+    #: at this number. None if unknown. See ``issuing_lines.shifted_since``.
     shifted: tuple[int, tuple[tuple[int, str], ...]] | None = None
-    #: True if the lines also show that a call was left out or added, see
-    #: ``issuing_lines.is_shift``.
+    #: True if the lines show that a call was left out or added, see ``issuing_lines.is_shift``.
     is_shift: bool = False
-    #: The line of the mismatch at which only some ranks issued earlier collectives; None if there
-    #: is no such line, or several.
+    #: The line at which only some ranks issued earlier collectives; None if there is no such line,
+    #: or if there are several.
     own_line: OwnLine | None = None
-    #: Each rank and the pass (forward or backward) that issued its collective, see
-    #: ``calls_of_passes.pass_of``; empty if this was not looked up.
+    #: Each rank and the pass that issued its collective, see ``calls_of_passes.pass_of``; empty if
+    #: this was not looked up.
     passes: tuple[tuple[int, str], ...] = ()
     #: Ranks on which a thread other than the training thread issued the collective; empty if this
     #: was not looked up.
     by_threads: tuple[int, ...] = ()
-    #: For ranks that issued the call in a forward pass: the library that issued it, see
-    #: ``calls_of_passes.library_of``. Empty if it is not known, or not the same on these ranks.
+    #: The library that issued the call in a forward pass, see ``calls_of_passes.library_of``. Empty
+    #: if it is unknown, or differs between ranks.
     library: str = ""
 
     @property
     def odd_ranks(self) -> tuple[int, ...]:
-        """The ranks that differ, see ``told_ranks``; all ranks if this cannot be told."""
+        """The ranks of ``told_ranks``; all ranks if ``told_ranks`` is empty."""
         everyone = tuple(sorted(rank for _, ranks in self.issued for rank in ranks))
         return self.told_ranks or everyone
 
     @property
     def told_ranks(self) -> tuple[int, ...]:
-        """Ranks that differ from the others.
+        """The ranks that differ from the other ranks; empty if they are unknown.
 
-        If most ranks issued the same collective, these are the other ranks. If not, these are the
-        ranks of ``own_line``, or else the ranks that did not issue the usual collective. Empty if
-        none of this is known, for example if two ranks differ in their first step.
+        If most ranks issued the same collective, the remaining ranks differ. Without such a
+        majority, the ranks of ``own_line`` differ, or else the ranks that did not issue the usual
+        collective.
         """
         first, *others = (ranks for _, ranks in self.issued)
         odd = tuple(sorted(rank for ranks in others for rank in ranks))
@@ -193,7 +186,6 @@ class Mismatch:
 
     @property
     def _shift(self) -> str:
-        """Says from which collective on the ranks' calls are shifted; empty if unknown."""
         if self.shifted is None:
             return ""
         seq, lines = self.shifted
@@ -219,7 +211,7 @@ class Mismatch:
 
     @property
     def sentence(self) -> str:
-        """Sentence that says what differs, and which ranks differ if that can be told."""
+        """Sentence that says what differs, and which ranks differ if they are known."""
         where = f"Collective {self.seq} of group {self.group!r}"
         return f"{where} is not the same on all ranks: {self.difference}"
 
@@ -236,14 +228,14 @@ class Mismatch:
             seq, shifted = self.shifted
             places = [f"{named_ranks(ranks)} at {line}" for line, ranks in self._by_line(shifted)]
             return (
-                "Let all ranks make the call that some of them left out or added at collective "
-                f"{seq}, which they issued at different lines: {listed(places)}."
+                f"Some ranks left out or added a call at collective {seq}. Let all ranks make the "
+                f"same call. The ranks issued this collective at different lines: {listed(places)}."
             )
         places = [f"{named_ranks(ranks)} at {line}" for line, ranks in self._by_line(self.lines)]
         if len(places) == 1 and len(self.lines) == len(self.issue_ns):
             return (
                 f"Make all ranks issue the same calls in the same order: at {self.lines[0][1]} "
-                "they issue different ones."
+                "they issue different calls."
             )
         if len(places) < 2:
             return "Make all ranks of the group issue the same calls in the same order:"
@@ -261,26 +253,27 @@ class Mismatch:
 def who_differs(ranks: Sequence[int], by_majority: bool) -> str:
     """Names the ranks that differ, and says what they differ from.
 
-    by_majority: True if from the majority, False if from their own earlier steps.
+    ``by_majority``: True if the ranks differ from the majority; False if they differ from their own
+    earlier steps.
     """
     if not ranks:
-        return "which of them is wrong cannot be told"
+        return "which rank is wrong cannot be told"
     several = len(ranks) > 1
     other = "the majority" if by_majority else f"{'their' if several else 'its'} own earlier steps"
     return f"{named_ranks(ranks)} differ{'' if several else 's'} from {other}"
 
 
 def common_bytes(op: int, bytes_in: int, bytes_out: int) -> int:
-    """Buffer size in bytes that must be equal on all ranks of a collective; -1 if it may differ."""
+    """Returns the bytes that must be equal on all ranks of a collective; -1 if they may differ."""
     if op in _UNEVEN or op in _BARRIERS:
         return -1
     return bytes_out if op in _GATHERING else bytes_in or bytes_out
 
 
 def issued_of(row: Mapping[str, int], dtypes: Sequence[str]) -> Issued:
-    """Reads, from an issue record, the fields that must be equal on all ranks.
+    """Reads the properties that must be equal on all ranks from an issue record.
 
-    dtypes: names of the data types, by code.
+    ``dtypes``: names of the data types, by code.
     """
     op = row["op"]
     size = common_bytes(op, row["bytes_in"], row["bytes_out"])
@@ -299,12 +292,11 @@ def issued_of(row: Mapping[str, int], dtypes: Sequence[str]) -> Issued:
 def usual_after(earlier: Sequence[Call]) -> Call | None:
     """Predicts the next call from earlier calls, because steps repeat.
 
-    Looks for the longest sequence of latest calls that was also issued at least ``_TIMES`` times
-    before, and returns the call that followed it. None if there is no such sequence, or if
-    different calls followed it.
+    Searches for the longest sequence of latest calls that was issued at least ``_TIMES`` times
+    before. Returns the call that always followed this sequence; None if there is no such sequence
+    or call.
 
-    earlier: calls in order. These are the collectives of a group that were the same on all ranks,
-    or all calls of a rank.
+    ``earlier``: calls in order.
     """
     count = len(earlier)
     for length in range(min(_COMPARED, count - 1), 0, -1):
@@ -321,33 +313,30 @@ def usual_after(earlier: Sequence[Call]) -> Call | None:
 
 
 class MismatchFinder:
-    """Finds mismatches in a stream of collectives that are added in each rank's own order.
+    """Finds mismatches in a stream of collectives, in which each rank's collectives are in order.
 
-    A mismatch is reported once all ranks have issued the collective, because only then is it known
-    which rank differs from the others. If the mismatch blocks some ranks before they issue the
-    collective, the second call of ``poll`` after the mismatch reports the mismatch without these
+    A mismatch is reported once all ranks have issued the collective. If some ranks are blocked
+    before the collective, the second ``poll`` after the mismatch reports the mismatch without these
     ranks.
     """
 
     def __init__(self) -> None:
-        #: The first mismatch of each group, of at most ``_MOST_KEPT`` groups.
+        #: The first mismatch of each group, for at most ``_MOST_KEPT`` groups.
         self.found: list[Mismatch] = []
-        #: For each mismatch in ``found``, by rank: the rank's collective and its time of issue.
-        #: Includes ranks that issued it after the report of the mismatch.
+        #: For each mismatch in ``found``: each rank's collective and its time of issue. Ranks that
+        #: issue the collective after the report are added.
         self._of_found: list[dict[int, tuple[Issued, int]]] = []
-        #: Number of all mismatches.
         self.count = 0
         self._open: dict[tuple[str, int], dict[int, tuple[Issued, int]]] = {}
         self._complete: list[tuple[tuple[str, int], dict[int, tuple[Issued, int]]]] = []
         #: The latest collectives of each group that were the same on all ranks.
         self._earlier: dict[str, deque[Issued]] = {}
-        #: By group, for up to ``_MOST_KEPT`` groups: sequence number of the latest mismatch, and
-        #: each rank's collective and its time of issue.
+        #: For each group: sequence number of the latest mismatch, and each rank's collective and
+        #: its time of issue.
         self._latest: dict[str, tuple[int, dict[int, tuple[Issued, int]]]] = {}
-        #: By group, the sequence number of the mismatch that was reported before the latest one.
+        #: For each group: sequence number of the mismatch that was reported before the latest one.
         self._previous: dict[str, int] = {}
-        #: For each differing collective in ``_open``: number of polls so far; -1 once it is
-        #: reported.
+        #: For each mismatch in ``_open``: number of polls so far; -1 after its report.
         self._differing: dict[tuple[str, int], int] = {}
 
     def add(
@@ -357,11 +346,11 @@ class MismatchFinder:
 
         Args:
             rank: global rank.
-            group: name of the group, common to its ranks.
+            group: name of the group, equal on its ranks.
             size: number of ranks in the group.
             seq: sequence number in the group.
             issued: the collective.
-            issue_ns: time of its issue, on the rank's own clock.
+            issue_ns: time of issue on the rank's own clock.
         """
         key = group, seq
         members = self._open.setdefault(key, {})
@@ -408,10 +397,10 @@ class MismatchFinder:
         return reported
 
     def known(self) -> list[Mismatch]:
-        """Returns the latest known mismatches, also of collectives not yet issued by some ranks.
+        """Returns the latest mismatches, including mismatches that are not yet reported.
 
-        These are the latest reported mismatch of each group, and up to ``_MOST_KEPT`` that are not
-        yet reported.
+        These are the latest reported mismatch of each group, and up to ``_MOST_KEPT`` mismatches
+        that are not yet reported.
         """
         unfinished = [(key, self._open[key]) for key in self._differing if key in self._open]
         latest = [((group, seq), members) for group, (seq, members) in self._latest.items()]
@@ -419,7 +408,7 @@ class MismatchFinder:
         return [self._made(*key, members) for key, members in (*latest, *newest)]
 
     def first(self) -> list[Mismatch]:
-        """Returns ``found``, each mismatch with all ranks that issued its collective by now."""
+        """Returns ``found``, with all ranks that have issued the collectives by now."""
         return [
             mismatch_of(mismatch.group, mismatch.seq, members, mismatch.usual)
             for mismatch, members in zip(self.found, self._of_found, strict=True)
@@ -428,8 +417,7 @@ class MismatchFinder:
     def agree_since(self, group: str, seq: int) -> int:
         """Returns the sequence number from which on a group's collectives agree up to ``seq``.
 
-        This is 1 more than that of the group's last known mismatch before ``seq``; 0 if there is
-        none.
+        This is the number after the group's last known mismatch before ``seq``; 0 if there is none.
         """
         keys = [*self._differing, *(key for key, _ in self._complete)]
         numbers = {number for name, number in keys if name == group}
@@ -443,24 +431,13 @@ class MismatchFinder:
         return mismatch_of(group, seq, members, usual_after([*self._earlier.get(group, ())]))
 
 
-def find_mismatches(
-    traces: Sequence[Trace], tables: Sequence[Collectives]
-) -> tuple[tuple[Mismatch, ...], int]:
-    """Returns the first mismatch of each group, and the number of all mismatches in the traces.
-
-    First mismatches are returned for at most ``_MOST_KEPT`` groups. traces, tables: as in
-    ``MeasuredWorld``, with one entry per rank.
-    """
-    found, differing = mismatches_by_group(traces, tables)
-    return found, sum(map(len, differing.values()))
-
-
 def mismatches_by_group(
     traces: Sequence[Trace], tables: Sequence[Collectives]
 ) -> tuple[tuple[Mismatch, ...], dict[tuple[str, int], Ints]]:
-    """Returns each group's first mismatch, and by group the sequence numbers of all mismatches.
+    """Returns each group's first mismatch, and the sequence numbers of each group's mismatches.
 
-    Arguments and limits are those of :func:`find_mismatches`.
+    First mismatches are returned for at most ``_MOST_KEPT`` groups. ``traces`` and ``tables`` have
+    one entry per rank.
     """
     if not traces:
         return (), {}
@@ -529,11 +506,10 @@ def _paths(
     group: int,
     seq: int,
 ) -> dict[int, dict[int, str]]:
-    """Returns the call paths of a group's collectives up to ``seq``, by sequence number and rank.
+    """Returns the texts of ``call_path`` for a group's collectives, by sequence number and rank.
 
-    A call path is the line that issued the collective and the lines that called this line, as
-    ``call_path`` returns them. Of large groups, only the latest collectives before ``seq`` are
-    read. Calls without a recorded stack are left out.
+    Only collectives up to ``seq`` are read, and of many collectives only the latest. Calls without
+    a recorded stack are left out.
     """
     before = max(_COMPARED, _MOST_LINES // len(traces))
     paths: dict[int, dict[int, str]] = {}
@@ -555,7 +531,7 @@ def _paths(
 def _earlier(trace: Trace, table: Collectives, keys: _Keys, group: int, seq: int) -> list[Issued]:
     """Returns a rank's latest collectives of a group before a sequence number.
 
-    Returns none for a recording by another profiler, because it may lack some collectives.
+    The list is empty for a recording by another profiler, which may lack collectives.
     """
     if trace.recorded is not None:
         return []
@@ -565,15 +541,14 @@ def _earlier(trace: Trace, table: Collectives, keys: _Keys, group: int, seq: int
 
 
 class _Keys(NamedTuple):
-    """The collectives of ranks that are compared with those of other ranks."""
+    """Collectives of some ranks, as columns for the comparison with other ranks."""
 
-    #: The group's index combined with the sequence number.
+    #: Index of the group * 2^32 + sequence number.
     key: Ints
     #: ``[property, collective]``: properties that must agree.
     value: npt.NDArray[np.uint64]
     #: ``[property, collective]``: False where the property is not known.
     known: npt.NDArray[np.bool_]
-    #: Row in the rank's table.
     row: Ints
     #: Number of rows of each rank.
     lengths: Ints
@@ -582,7 +557,7 @@ class _Keys(NamedTuple):
 def _differ(
     value: npt.NDArray[np.uint64], known: npt.NDArray[np.bool_], starts: Ints
 ) -> npt.NDArray[np.bool_]:
-    """Returns for each collective whether any property's known values differ between ranks.
+    """True for each collective with a property whose known values differ between ranks.
 
     ``starts``: first row of each collective; the rows of its other ranks follow.
     """
@@ -597,10 +572,6 @@ def _differ(
 def _keys_in_rows(
     traces: Sequence[Trace], tables: Sequence[Collectives], names: dict[tuple[str, int], int]
 ) -> Iterator[_Keys]:
-    """Yields the collectives of all ranks, those of each slice of :func:`alike_ranks` together.
-
-    Recordings that lack fields are yielded one by one.
-    """
     for rows in alike_ranks(traces):
         if traces[rows.start].recorded is None:
             yield _keys(traces[rows], tables[rows], names)
@@ -614,10 +585,10 @@ def _keys(
 ) -> _Keys:
     """Returns the collectives of ranks whose traces describe the process groups alike.
 
-    If a recording lacks fields (``Trace.recorded``), it is the only one in ``traces``. A key
-    combines the group's index with the collective's sequence number. ``names`` holds the indices of
-    the groups known so far, by name and by the order of groups with this name; new groups are
-    added. The order distinguishes groups that reuse a name after ``destroy_process_group``.
+    A recording that lacks fields (``Trace.recorded``) must be the only one in ``traces``. ``names``
+    holds the indices of known groups; new groups are added. A group's key has its name and a count
+    of earlier groups with this name, because groups can reuse a name after
+    ``destroy_process_group``.
     """
     number, op, seq = (joined(tables, name) for name in ("group", "op", "seq"))
     first_row = firsts_of(tables)
@@ -688,7 +659,7 @@ def _issued_at(trace: Trace, table: Collectives, row: int) -> tuple[Issued, int]
 
 
 def issue_rows(records: Records) -> Iterator[dict[str, int]]:
-    """Converts each issued collective's record to plain numbers; skips those without ``seq``."""
+    """Yields each collective's issue record as plain numbers, if it has a ``seq``."""
     issues = records[records["kind"] == Kind.ISSUE]
     names = issues.dtype.names or ()
     for values in issues.tolist():
@@ -731,10 +702,8 @@ def with_lines(mismatch: Mismatch, paths: LinesByNumber, agree_since: int = 0) -
 
     Args:
         mismatch: the mismatch.
-        paths: lines that issued the group's collectives up to the mismatch, and those that called
-            them, as ``call_path`` returns them.
-        agree_since: sequence number from which on the ranks' collectives in the group are the same
-            up to the mismatch.
+        paths: texts of ``call_path`` for the group's collectives up to the mismatch.
+        agree_since: sequence number from which on the ranks' collectives agree up to the mismatch.
     """
     lines = {number: innermost(by_rank) for number, by_rank in paths.items()}
     agreeing = {number: by_rank for number, by_rank in paths.items() if number >= agree_since}

@@ -1,9 +1,9 @@
-"""Steps of a job, found from calls that repeat in NCCL Inspector's logs.
+"""Finds the steps of a job from repeated calls in NCCL Inspector's logs.
 
-The logs have no steps. But a training step makes the same calls each time: if the collectives of a
+The logs do not mark steps, but each training step makes the same calls. If the collectives of a
 communicator repeat a sequence of several kinds or sizes, each repetition (turn) is a step, or a
-part of a step such as a micro-batch. Of several communicators, the one with the fewest turns
-defines the steps, if the numbers of turns of all others are multiples of its number.
+part of a step such as a micro-batch. The communicator with the fewest turns defines the steps. The
+numbers of turns of all other communicators must be multiples of its number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from commprof.analysis.inspector.kinds import SPLIT, UNSPLIT, size_factor
 if TYPE_CHECKING:
     from commprof._reading import InspectorMember
 
-#: Number of turns (repetitions) that may be cut off at the two ends of a log together.
+#: A log may lack up to this number of turns (repetitions), at its begin and end together.
 _EDGES = 2
 _FEWEST_TURNS = 3
 
@@ -28,15 +28,13 @@ class RepeatedCalls:
     """The sequence of collectives that a communicator repeats."""
 
     communicator: str
-    #: c10d's name and nccl-tests' size of each call; the first call may be anywhere in a step.
+    #: c10d's name and nccl-tests' size of each call. The first call need not begin a step.
     calls: tuple[tuple[str, int], ...]
     turns: int
-    #: Number of calls before the first turn, such as calls of the set-up.
-    calls_before: int
 
     @property
     def text(self) -> str:
-        """The calls in words; equal calls in a row are counted."""
+        """The calls in words, such as "2 all_reduce of 1024 B"."""
         words = []
         for (op, size_bytes), same in groupby(self.calls):
             times = len(list(same))
@@ -47,21 +45,21 @@ class RepeatedCalls:
 def repeated_calls(
     label: str, ranks: int, members: Iterable[InspectorMember]
 ) -> RepeatedCalls | None:
-    """Returns the sequence that a communicator repeats; None if there is none, or calls are lost.
+    """Returns the sequence of calls that a communicator repeats; None if it is not known.
 
     Args:
         label: the communicator's name.
-        ranks: its size.
-        members: its members; the first one whose log has no gap is used.
+        ranks: the communicator's size.
+        members: the communicator's members. The first member with a known sequence is used.
     """
     for member in members:
-        calls, turns, before = member.sequence()
+        calls, turns, _ = member.sequence()
         if calls:
             named = tuple(
                 ({**SPLIT, **UNSPLIT}.get(kind, kind), size_bytes * size_factor(kind, ranks))
                 for kind, size_bytes in calls
             )
-            return RepeatedCalls(label, named, turns, before)
+            return RepeatedCalls(label, named, turns)
     return None
 
 
@@ -69,7 +67,7 @@ def steps_of(found: Sequence[RepeatedCalls | None]) -> RepeatedCalls | None:
     """Returns the sequence whose turns are the job's steps; None if it is not known.
 
     Args:
-        found: the sequence of each communicator with collectives; None where nothing repeats.
+        found: the sequence of each communicator with collectives; None if no calls repeat.
     """
     several = [one for one in found if one is not None and len(set(one.calls)) > 1]
     if not several or None in found:

@@ -13,7 +13,7 @@ from commprof.analysis.collectives.calls_of_passes import (
 )
 from commprof.analysis.collectives.issuing_lines import shifted_since, told_apart
 from commprof.analysis.collectives.kinds import call_path
-from commprof.analysis.collectives.mismatches import find_mismatches
+from commprof.analysis.collectives.mismatches import mismatches_by_group
 from commprof.trace import columns
 from commprof.trace.schema import Phase
 from tests.support.builders.traces import THREAD, Rank
@@ -24,7 +24,7 @@ LINES = {0: "train.py:8", 1: "train.py:20"}
 
 def remedy(first: Rank, second: Rank) -> str:
     traces = [first.trace(), second.trace()]
-    (mismatch,), _ = find_mismatches(traces, [columns.collectives(trace) for trace in traces])
+    (mismatch,), _ = mismatches_by_group(traces, [columns.collectives(trace) for trace in traces])
     return mismatch.remedy
 
 
@@ -78,9 +78,9 @@ def test_threads_that_share_a_group_are_told_to_have_groups_of_their_own(in_back
     assert ("a group of its own" in said) != in_backward
     if not in_backward:
         assert said == (
-            "On rank 0 a thread beside the training thread issued the call, but not on rank 1: "
-            "calls of several threads in one group have no common order. Give that thread a group "
-            "of its own, made with torch.distributed.new_group()."
+            "A thread other than the training thread issued the call on rank 0, but not on rank 1. "
+            "Calls of several threads in one group have no common order. Give the other thread a "
+            "group of its own, made with torch.distributed.new_group()."
         )
 
 
@@ -131,7 +131,7 @@ def test_a_rank_that_alone_gathers_a_sharded_model_is_told_what_all_must_call(
 ) -> None:
     said = gathering(op=op, **known)
     assert "runs a forward pass, but rank 1 does not." in said
-    assert "such as a full state dict" in said
+    assert "for example for a full state dict" in said
     assert "DDP" not in said
 
 
@@ -150,16 +150,16 @@ def test_a_rank_that_was_killed_in_fsdp_s_forward_pass_is_told_so(
     second.collective(2, 20, 30, 8, op="broadcast", dtype=1)
     said = remedy(first, second)
     assert ("runs a forward pass, but rank 1 does not." in said) == is_told
-    assert ("such as a full state dict" in said) == is_told
+    assert ("for example for a full state dict" in said) == is_told
 
 
 @pytest.mark.parametrize("ddp_bytes", [0, 4000], ids=["one rank's model", "DDP"])
 def test_a_layer_that_communicates_is_not_called_a_sharded_model(ddp_bytes: int) -> None:
     said = gathering(sharded=False, op="all_reduce", ddp_bytes=ddp_bytes)
     assert said == (
-        "Rank 0 runs a forward pass, but rank 1 does not. Let all ranks run that pass, or none of "
-        "them: it makes a call that all ranks of the group must make, as SyncBatchNorm and "
-        "mixtures of experts do."
+        "Rank 0 runs a forward pass, but rank 1 does not. Let all ranks run this pass, or let no "
+        "rank run it. The pass makes a call that all ranks of the group must make. SyncBatchNorm "
+        "and mixtures of experts make such calls."
     )
 
 
@@ -190,8 +190,8 @@ def test_ranks_in_different_parts_of_a_sharded_model_are_told_to_run_all_parts()
     lines = {0: "moe.py:16", 1: "moe.py:17", 2: "moe.py:16"}
     assert advice(passes, lines, SHARDED) == (
         "Ranks run different parts of sharded models: rank 1 at moe.py:17 and ranks 0, 2 at "
-        "moe.py:16. All ranks must run the same parts in the same order: let all run what only "
-        "some need, with zeros where a rank has nothing for it."
+        "moe.py:16. All ranks must run the same parts in the same order. If only some ranks need a "
+        "part, let the other ranks run the part with zeros."
     )
     assert advice(passes, lines, "") == ""
     assert advice(passes, dict.fromkeys(range(3), "moe.py:16"), SHARDED) == ""
@@ -212,7 +212,7 @@ def test_lines_and_several_ranks_are_said_in_the_advice() -> None:
     ("told", "why"),
     [
         ([1], "rank 1 made a call of its own, left out a batch, or left a loop early"),
-        ([0, 2], "ranks 0, 2 left out the others' call, or run a pass too many"),
+        ([0, 2], "ranks 0, 2 left out a call of the other ranks, or run an extra pass"),
         ([], "rank 1 made a call of its own, left out a batch, or left a loop early"),
     ],
 )
@@ -223,8 +223,8 @@ def test_the_rank_that_differs_is_told_what_it_did(told: list[int], why: str) ->
         "decisions together."
     )
     assert advice({0: "", 1: BACKWARD, 2: ""}, {}, "", [1]) == (
-        "Rank 1 runs a backward pass, but ranks 0, 2 do not: rank 1 left out the others' call, or "
-        "runs a pass too many. Let all ranks make such decisions together."
+        "Rank 1 runs a backward pass, but ranks 0, 2 do not: rank 1 left out a call of the "
+        "other ranks, or runs an extra pass. Let all ranks make such decisions together."
     )
 
 
@@ -266,14 +266,14 @@ def test_a_call_that_one_rank_leaves_out_is_found_behind_a_common_helper() -> No
             rank.stack(rank.collective(seq, 10 * seq, 10 * seq + 5, size, dtype=1), line)
         rank.step(0, 50)
     traces = [rank.trace() for rank in made]
-    (mismatch,), _ = find_mismatches(traces, [columns.collectives(trace) for trace in traces])
+    (mismatch,), _ = mismatches_by_group(traces, [columns.collectives(trace) for trace in traces])
     assert mismatch.seq == 3
     assert (
         "collective 2 agrees only in operation and size: rank 1 issued it at gather.py:5, called "
         "at train.py:26, rank 0 issued it at gather.py:5, called at train.py:25"
     ) in mismatch.sentence
     assert mismatch.remedy == (
-        "Let all ranks make the call that some of them left out or added at collective 2, which "
-        "they issued at different lines: rank 1 at gather.py:5, called at train.py:26 and rank 0 "
-        "at gather.py:5, called at train.py:25."
+        "Some ranks left out or added a call at collective 2. Let all ranks make the same call. "
+        "The ranks issued this collective at different lines: rank 1 at gather.py:5, called at "
+        "train.py:26 and rank 0 at gather.py:5, called at train.py:25."
     )

@@ -6,10 +6,10 @@ from commprof.analysis.collectives import mismatches as module
 from commprof.analysis.collectives.mismatches import (
     Issued,
     MismatchFinder,
-    find_mismatches,
     issue_rows,
     issued_of,
     mismatch_of,
+    mismatches_by_group,
     usual_after,
     with_lines,
 )
@@ -30,7 +30,7 @@ def ranks(count: int = 3) -> list[Rank]:
 
 def mismatches(*made: Rank) -> tuple[list[str], int]:
     traces = [rank.trace() for rank in made]
-    found, count = find_mismatches(traces, [columns.collectives(trace) for trace in traces])
+    found, differing = mismatches_by_group(traces, [columns.collectives(trace) for trace in traces])
     finder = MismatchFinder()
     for trace in traces:
         for row in issue_rows(trace.records):
@@ -40,12 +40,12 @@ def mismatches(*made: Rank) -> tuple[list[str], int]:
     finder.poll(last=True)
     live = {(one.group, one.seq): one.odd_ranks for one in finder.found}
     assert live == {(one.group, one.seq): one.odd_ranks for one in found}
-    return [one.sentence for one in found], count
+    return [one.sentence for one in found], sum(map(len, differing.values()))
 
 
 def test_equal_collectives_on_all_ranks_are_no_mismatch() -> None:
     assert mismatches(*ranks()) == ([], 0)
-    assert find_mismatches([], []) == ((), 0)
+    assert mismatches_by_group([], []) == ((), {})
 
 
 def test_a_mismatch_shows_both_values_and_names_the_odd_rank() -> None:
@@ -62,7 +62,7 @@ def test_a_mismatch_shows_both_values_and_names_the_odd_rank() -> None:
     ]
     assert count == 2
     traces = [rank.trace() for rank in made]
-    (first,), _ = find_mismatches(traces, [columns.collectives(trace) for trace in traces])
+    (first,), _ = mismatches_by_group(traces, [columns.collectives(trace) for trace in traces])
     assert first.odd_ranks == (1,)
 
 
@@ -82,7 +82,7 @@ def test_a_mismatch_omits_the_reduction_if_it_was_not_recorded() -> None:
     (sentence,), _ = mismatches(*made)
     assert (
         "rank 1 issued an all_reduce of 9 bytes as Float where rank 0 issued an all_reduce of 8 "
-        "bytes as Float; which of them is wrong cannot be told"
+        "bytes as Float; which rank is wrong cannot be told"
     ) in sentence
 
 
@@ -214,7 +214,7 @@ def test_two_ranks_are_told_apart_by_what_they_issued_in_earlier_steps() -> None
     # The helper asserts that the live finder finds the same.
     mismatches(*made)
     traces = [rank.trace() for rank in made]
-    (first,), _ = find_mismatches(traces, [columns.collectives(trace) for trace in traces])
+    (first,), _ = mismatches_by_group(traces, [columns.collectives(trace) for trace in traces])
     assert (first.seq, first.told_ranks, first.odd_ranks) == (13, (1,), (1,))
     assert first.difference == (
         "rank 1 issued an all_reduce(sum) of 16 bytes as Float where rank 0 issued an "
@@ -227,9 +227,9 @@ def test_ranks_of_which_no_majority_and_no_earlier_step_tells_are_not_told() -> 
     for rank in made:
         rank.collective(2, 30, 40, bytes=8 * (1 + rank.rank // 2), dtype=6)
     traces = [rank.trace() for rank in made]
-    (first,), _ = find_mismatches(traces, [columns.collectives(trace) for trace in traces])
+    (first,), _ = mismatches_by_group(traces, [columns.collectives(trace) for trace in traces])
     assert (first.told_ranks, first.odd_ranks) == ((), (0, 1, 2, 3))
-    assert first.difference.endswith("; which of them is wrong cannot be told")
+    assert first.difference.endswith("; which rank is wrong cannot be told")
 
 
 def test_lines_are_said_if_all_ranks_of_a_collective_share_one() -> None:
